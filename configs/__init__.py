@@ -1,0 +1,1 @@
+"""torchtitan config functions, one module a recipe: `--module configs.<recipe> --config <name>`."""

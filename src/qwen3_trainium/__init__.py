@@ -1,0 +1,1 @@
+"""What stands behind the lessons: launching, reading and checking Qwen3 runs of torchtitan."""
