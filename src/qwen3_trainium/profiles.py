@@ -90,7 +90,7 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def detect() -> str:
-    """`trn2` where the Neuron driver's tool is installed, `cpu` elsewhere. Initialises no device."""
+    """`trn2` where the Neuron driver's tool is installed, else `cpu`; initialises no device."""
     neuron_tool = shutil.which("neuron-ls") or Path("/opt/aws/neuron/bin/neuron-ls").exists()
     return "trn2" if neuron_tool else "cpu"
 

@@ -1,0 +1,84 @@
+"""The rotary buffers of the Transformers backend: the fault, the repair and the check.
+
+torchtitan builds the model on the meta device and then allocates it empty. Rotary frequencies
+are buffers that no checkpoint holds, so somebody has to compute them again. torchtitan 0.3.0
+looks for `rope_init_fn` on the rotary module; Transformers 5 no longer keeps it there, and the
+run goes on with whatever the memory held (pytorch/torchtitan issues 4783 and 4817).
+"""
+
+import torch
+from torch import nn
+
+
+def rotary_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module that holds rotary frequencies, by name."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "inv_freq")}
+
+
+def expected_inv_freq(module: nn.Module) -> torch.Tensor:
+    """Frequencies of a rotary module by its own config: float32 `[head_dim / 2]`, on the CPU.
+
+    Computed by the class's own constructor on a real device, which is what Transformers does;
+    always on the CPU, so that every rank and every kind of device gets the same bits.
+    """
+    with torch.device("cpu"):
+        return type(module)(config=module.config).inv_freq
+
+
+def repair(model: nn.Module) -> list[str]:
+    """Write the right frequencies into every rotary module; returns the names of those mended.
+
+    Guarded: where upstream has filled the buffers correctly, nothing is written.
+    """
+    mended = []
+    for name, module in rotary_modules(model).items():
+        wanted = expected_inv_freq(module)
+        for buffer in ("inv_freq", "original_inv_freq"):
+            found = getattr(module, buffer, None)
+            if found is not None and not torch.equal(found.cpu(), wanted):
+                with torch.no_grad():
+                    found.copy_(wanted)
+                mended.append(f"{name}.{buffer}")
+    return mended
+
+
+def problem(model: nn.Module) -> str | None:
+    """What is wrong with a model's rotary frequencies, in one sentence, or None.
+
+    A default rotary embedding starts at exactly 1, is finite and decreases strictly.
+    """
+    for name, module in rotary_modules(model).items():
+        inv_freq = module.inv_freq.detach().cpu().float()
+        if not bool(torch.isfinite(inv_freq).all()):
+            found = "is not finite"
+        elif inv_freq[0] != 1:
+            found = f"begins with {inv_freq[0].item():g} in place of 1"
+        elif not bool((inv_freq[1:] < inv_freq[:-1]).all()):
+            found = "does not decrease"
+        elif not torch.equal(inv_freq, expected_inv_freq(module).float()):
+            found = "differs from the frequencies that the config asks for"
+        else:
+            continue
+        return f"{name}.inv_freq {found}: call qwen3_trainium.rotary.repair before training"
+    return None
+
+
+def install() -> None:
+    """Repair the frequencies of every model that the Transformers backend initialises.
+
+    `init_states` is the one place that all starts pass through: random, published and resumed
+    runs build the model, initialise it, and only then load what was saved.
+    """
+    from torchtitan.experiments.transformers_modeling_backend import HFTransformerModel
+
+    init_states = HFTransformerModel.init_states
+    if getattr(init_states, "repairs_rotary", False):
+        return
+
+    def init_states_and_rotary(self, **kwargs) -> None:
+        init_states(self, **kwargs)
+        repair(self)
+
+    init_states_and_rotary.repairs_rotary = True
+    init_states_and_rotary.__wrapped__ = init_states
+    HFTransformerModel.init_states = init_states_and_rotary
