@@ -1,0 +1,2 @@
+def lint(fn, version="0.6"):
+    return []

@@ -1,0 +1,7 @@
+"""The module that kernels import as `nki`."""
+
+from . import isa, language
+from .kernel import jit, simulate
+
+__version__ = "0.6.0+nki_sim"
+__all__ = ["isa", "jit", "language", "simulate"]
