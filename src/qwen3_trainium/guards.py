@@ -128,7 +128,7 @@ def check_dataset_folder(folder: Path | str) -> int:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
-                if (wrong := _wrong_document(line)) is not None:
+                if (wrong := wrong_document(line)) is not None:
                     raise SettingError(
                         f"line {number} of {file} {wrong}: write one JSON object a line, with "
                         "the document under 'text'"
@@ -142,7 +142,8 @@ def check_dataset_folder(folder: Path | str) -> int:
     return documents
 
 
-def _wrong_document(line: bytes) -> str | None:
+def wrong_document(line: bytes) -> str | None:
+    """What is wrong with one line of a dataset, as the end of a sentence; None when it is right."""
     try:
         value = json.loads(line)
     except ValueError:
