@@ -1,0 +1,75 @@
+"""What a profile trains from: a model folder in Hugging Face form, and folders of text.
+
+Every function returns a folder that is complete; what is missing is made or fetched.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+
+from qwen3_trainium import data, tiny
+from qwen3_trainium.errors import SettingError
+from qwen3_trainium.profiles import Profile
+
+# Only what a recipe reads: never pickled weights, never code.
+MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.jinja", "LICENSE"]
+
+
+def scaffold() -> Path:
+    """Config and tokenizer of the tiny model, without weights."""
+    return tiny.make_scaffold(data.make())
+
+
+def model_folder(profile: Profile) -> Path:
+    """Where the published-style weights of a profile lie, whether or not they are there yet."""
+    if profile.model == "tiny-qwen3":
+        corpus = data.make()
+        return corpus.with_name(f"tiny-qwen3-{corpus.name.removeprefix('pydoc-')}")
+    if (local := Path(profile.model)).is_dir():
+        return local.resolve()
+    return data.CACHE / "models" / profile.model.replace("/", "--")
+
+
+def fetch_model(profile: Profile) -> Path:
+    """Bring the published weights to this machine (resumable); the token is never printed."""
+    folder = model_folder(profile)
+    if profile.model == "tiny-qwen3" or folder == Path(profile.model).resolve():
+        raise SettingError(
+            f"{profile.model} is not on a hub: run lesson 00, which makes it in {folder}"
+        )
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(profile.model, local_dir=folder, allow_patterns=MODEL_FILES)
+    return folder
+
+
+def train_folder(profile: Profile) -> Path | None:
+    """The text that a profile trains on, or None when torchtitan should stream `allenai/c4`."""
+    if profile.dataset == "pydoc":
+        return data.make() / "train"
+    if (local := Path(profile.dataset)).is_dir():
+        return local.resolve()
+    if profile.dataset != "c4_test":
+        raise SettingError(
+            f"dataset {profile.dataset!r} is unknown: use 'pydoc', 'c4_test' or a folder of "
+            "JSON lines with a 'text' field"
+        )
+    return _torchtitan_checkout_c4_test()
+
+
+def _torchtitan_checkout_c4_test() -> Path | None:
+    """`tests/assets/c4_test` of an editable torchtitan install, or of $TORCHTITAN."""
+    roots = [Path(os.environ["TORCHTITAN"])] if "TORCHTITAN" in os.environ else []
+    spec = importlib.util.find_spec("torchtitan")
+    if spec and spec.submodule_search_locations:
+        roots.append(Path(next(iter(spec.submodule_search_locations))).parent)
+    for root in roots:
+        folder = root / "tests" / "assets" / "c4_test"
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def heldout_folder() -> Path:
+    """Text that no recipe trains on, the same on every machine."""
+    return data.make() / "heldout"
