@@ -7,7 +7,7 @@ import warnings
 
 from . import arch, tracing
 from .errors import KernelError, fail
-from .launch import Argument, Launch, is_array, to_caller
+from .launch import Argument, Launch, is_array, shape_only, to_caller
 from .lint import lint
 from .machine import running
 from .table import require_written
@@ -85,7 +85,7 @@ def _results(fn, result, arguments, launch):
             fail(f"{fn.__name__} returns {t.describe()}",
                  rule="outputs are allocated with buffer=nl.shared_hbm")  # fmt: skip
         if launch.shapes_only:
-            values.append(None)
+            values.append(shape_only(t, as_torch))
             continue
         require_written(t, f"return of {fn.__name__}", f"output {at}")
         values.append(to_caller(t, as_torch))

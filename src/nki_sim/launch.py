@@ -10,7 +10,7 @@ import threading
 import numpy as np
 
 from . import machine
-from .dtypes import name_of
+from .dtypes import BY_NAME, INTEGERS, name_of
 from .errors import KernelError, fail
 from .machine import ByteFlags, Core, MemoryRegion, Storage
 from .tensors import NkiTensor, row_major
@@ -189,17 +189,14 @@ class Argument:
     def __init__(self, name, value, lnc, shapes_only):
         self.name, self.value = name, value
         self.torch = type(value).__module__.split(".")[0] == "torch"
-        array = _torch_bits(value) if self.torch else value
         self.dtype = name_of(value.dtype)
         self.copied = False
         data = None
-        if not shapes_only or array.dtype.kind in "iu":
-            contiguous = np.ascontiguousarray(array)
-            self.copied = contiguous is not array and not np.shares_memory(contiguous, array)
-            self.contiguous = contiguous
-            data = contiguous.reshape(-1).view(np.uint8)
-            if not data.flags.writeable:
-                data = data.copy()
+        if not shapes_only or self.dtype in INTEGERS:
+            array = _torch_bits(value) if self.torch else value
+            self.contiguous = np.ascontiguousarray(array)
+            self.copied = not np.shares_memory(self.contiguous, array)
+            data = self.contiguous.reshape(-1).view(np.uint8)
         region = MemoryRegion.shared_hbm if lnc > 1 else MemoryRegion.hbm
         shape = tuple(value.shape) or (1,)
         self.storage = Storage(shape, self.dtype, region, name, data=data)
@@ -245,3 +242,12 @@ def to_caller(t, as_torch):
     bits = _TORCH_BITS.get(name)
     tensor = torch.from_numpy(array.view(bits) if bits else array)
     return tensor.view(getattr(torch, name)) if bits else tensor
+
+
+def shape_only(t, as_torch):
+    """A result without data: a meta tensor, or a numpy view of one zero in the right shape."""
+    if as_torch:
+        import torch
+
+        return torch.empty(t.shape, dtype=getattr(torch, t.dtype.rstrip("_")), device="meta")
+    return np.broadcast_to(np.zeros((), BY_NAME[t.dtype]), t.shape)
