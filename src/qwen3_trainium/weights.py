@@ -22,6 +22,24 @@ EMBEDDING = "model.embed_tokens.weight"
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 # safetensors itself refuses longer headers, so that a random length is not read into memory.
 LONGEST_HEADER = 100_000_000
+# Numbers of released models, for planning before the weights are here; the config.json that is
+# downloaded decides. https://huggingface.co/Qwen/Qwen3-4B-Instruct-2507/blob/main/config.json
+PUBLISHED = {
+    "Qwen/Qwen3-4B-Instruct-2507": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "num_hidden_layers": 36,
+        "hidden_size": 2560,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 9728,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5_000_000,
+        "dtype": "bfloat16",
+    }
+}
 
 
 @dataclasses.dataclass(frozen=True)
