@@ -96,9 +96,12 @@ class Side:
             ok = flags.size and self._windows(flags, f"u{t.itemsize}")[rows]
             full = (1 << 8 * t.itemsize) - 1
             if not flags.size or not (ok == full).all():
-                fail(f"{self.name} {t.describe()} gathers rows of {t.storage.describe()} that were "
-                     "never written", rule="a fresh tensor holds undefined bytes",
-                     instruction=self.instruction)  # fmt: skip
+                fail(
+                    f"{self.name} {t.describe()} gathers rows of {t.storage.describe()} that were "
+                    "never written",
+                    rule="a fresh tensor holds undefined bytes",
+                    instruction=self.instruction,
+                )
         values[valid] = self._windows(t.storage.data, values.dtype)[rows]
         return values
 
@@ -168,8 +171,10 @@ def transfer(name, dst, sources, combine, oob):
     core = current_core()
     skip = oob is oob_mode.skip
     d = Side(dst, "dst", name, skip)
-    sides = [Side(t, "src" if len(sources) == 1 else f"srcs[{i}]", name, skip)
-             for i, t in enumerate(sources)]  # fmt: skip
+    sides = [
+        Side(t, "src" if len(sources) == 1 else f"srcs[{i}]", name, skip)
+        for i, t in enumerate(sources)
+    ]
     where = None
     for s in sides:
         mask = s.element_mask()
@@ -202,8 +207,12 @@ def _traffic(d, sides, where):
         piece = math.gcd(piece, s.run_length() * s.t.itemsize)
     size = int(d.t.size * d.t.itemsize * share)
     writes = {d.t.storage.label(): size} if d.t.storage.place == "hbm" else {}
-    return {"hbm_read": reads, "hbm_write": writes, "dma_bytes": max(moved, size),
-            "piece_bytes": piece}  # fmt: skip
+    return {
+        "hbm_read": reads,
+        "hbm_write": writes,
+        "dma_bytes": max(moved, size),
+        "piece_bytes": piece,
+    }
 
 
 # ------------------------------------------------------------------ rules
@@ -273,8 +282,15 @@ PRIORITY = Rule("priority is not on trn2", _check_priority)
     ],
     manual=True,
 )
-def dma_copy(dst, src, priority=None, oob_mode=oob_mode.error, dge_mode=dge_mode.unknown,
-             engine=engine.unknown, name=None):  # fmt: skip
+def dma_copy(
+    dst,
+    src,
+    priority=None,
+    oob_mode=oob_mode.error,
+    dge_mode=dge_mode.unknown,
+    engine=engine.unknown,
+    name=None,
+):
     """dst = src between HBM and SBUF, in row-major order of each view; other dtypes by float32.
 
     Either side may have a run-time address (`.ap` with scalar_offset or vector_offset). An index
@@ -363,8 +379,15 @@ def _check_indirect_transpose(a):
     ],
     manual=True,
 )
-def dma_transpose(dst, src, axes=None, priority=None, dge_mode=dge_mode.unknown,
-                  oob_mode=oob_mode.error, name=None):  # fmt: skip
+def dma_transpose(
+    dst,
+    src,
+    axes=None,
+    priority=None,
+    dge_mode=dge_mode.unknown,
+    oob_mode=oob_mode.error,
+    name=None,
+):
     """dst = src with the outermost and innermost dimensions swapped."""
 
     def transpose(values, dst):
@@ -419,8 +442,9 @@ def _check_unique(a):
     ],
     manual=True,
 )
-def dma_compute(dst, srcs, reduce_op, scales=None, unique_indices=True, oob_mode=oob_mode.error,
-                name=None):  # fmt: skip
+def dma_compute(
+    dst, srcs, reduce_op, scales=None, unique_indices=True, oob_mode=oob_mode.error, name=None
+):
     """dst = the sum of srcs, in float32, rounded once.
 
     Scatter-add: dst and one source carry the same vector of row indices. Gather-add: one source.

@@ -53,7 +53,7 @@ def name_of(dtype):
 
 
 def cast(values, dtype):
-    """`values` (float32 array) rounded once to `dtype` (numpy): to nearest even; integers saturate."""
+    """float32 `values` rounded once to `dtype` (numpy): to nearest even, integers saturating."""
     if dtype == values.dtype:
         return values
     if dtype.kind in "iu":

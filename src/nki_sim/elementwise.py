@@ -52,8 +52,11 @@ def check_binary(*names):
                     return f"bit operator with the float {t}"
         return None
 
-    return Rule("operators are ALU operators; bit operators take integer operands and do not mix "
-                "with arithmetic", check)  # fmt: skip
+    return Rule(
+        "operators are ALU operators; bit operators take integer operands and do not mix "
+        "with arithmetic",
+        check,
+    )
 
 
 def apply(op, x, y):
@@ -116,15 +119,20 @@ def tensor_tensor(dst, data1, data2, op, engine=engine.unknown, name=None):
     int32/uint32 throughout, in SBUF, without engine=vector: exact integers on GpSimd.
     """
     x, y, target = data1.np, data2.np, dst.np
-    if op.ufunc and x.dtype == y.dtype == target.dtype == np.float32 and (
-        x.shape == y.shape == target.shape
-    ):  # fmt: skip
+    if (
+        op.ufunc
+        and x.dtype == y.dtype == target.dtype == np.float32
+        and (x.shape == y.shape == target.shape)
+    ):
         op.binary(x, y, out=target)
     elif op.kind == "bitvec":
         target[...] = like(op.binary(like(x, dst), like(y, dst)).astype(target.dtype), dst)
-    elif engine.name != "vector" and _tensor_tensor_engine(
-        {"op": op, "dst": dst, "data1": data1, "data2": data2}
-    ) == "gpsimd" and dst.dtype in EXACT:
+    elif (
+        engine.name != "vector"
+        and _tensor_tensor_engine({"op": op, "dst": dst, "data1": data1, "data2": data2})
+        == "gpsimd"
+        and dst.dtype in EXACT
+    ):
         wide = apply(op, like(x, dst).astype(np.int64), like(y, dst).astype(np.int64))
         target[...] = wide.astype(np.int64).astype(target.dtype)
     else:
@@ -181,8 +189,18 @@ def _ordered(op, x, y, reverse):
     pick=_tensor_scalar_engine,
     cost=_cost,
 )
-def tensor_scalar(dst, data, op0, operand0, reverse0=False, op1=None, operand1=None,
-                  reverse1=False, engine=engine.unknown, name=None):  # fmt: skip
+def tensor_scalar(
+    dst,
+    data,
+    op0,
+    operand0,
+    reverse0=False,
+    op1=None,
+    operand1=None,
+    reverse1=False,
+    engine=engine.unknown,
+    name=None,
+):
     """dst = (data op0 operand0) op1 operand1; `reverse` swaps the sides of its operator.
 
     Operands are numbers or float32 [P, 1]; integers are computed in float32, exact below 2^24.
@@ -219,8 +237,9 @@ def tensor_scalar(dst, data, op0, operand0, reverse0=False, op1=None, operand1=N
     ],
     cost=_cost,
 )
-def scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0=False, reverse1=False,
-                         name=None):  # fmt: skip
+def scalar_tensor_tensor(
+    dst, data, op0, operand0, op1, operand1, reverse0=False, reverse1=False, name=None
+):
     """dst = (data op0 operand0) op1 operand1 in one pass; operand1 is a tile."""
     value = _ordered(op0, f32(data), per_partition(operand0, data), reverse0)
     store(dst, _ordered(op1, like(value, dst), like(f32(operand1), dst), reverse1))
@@ -298,7 +317,9 @@ def _check_pattern(a):
 PATTERN = Rule("pattern has at most 4 [step, count]; counts multiply to N", _check_pattern)
 
 
-@instruction("gpsimd", dst=out(SB), rules=[PATTERN], cost=lambda a: {"elements": free_size(a["dst"])})
+@instruction(
+    "gpsimd", dst=out(SB), rules=[PATTERN], cost=lambda a: {"elements": free_size(a["dst"])}
+)
 def iota(dst, pattern, offset=0, channel_multiplier=0, name=None):
     """dst[p, i...] = offset + p · channel_multiplier + Σ step · i, in int32, then cast."""
     value = _iota_values(dst, pattern, offset, channel_multiplier).astype(np.int32)
@@ -346,9 +367,11 @@ def _activate(dst, op, data, bias, scale):
         with np.errstate(all="ignore"):
             value = op.unary(value)
     except ValueError as error:
-        fail(f"{op.name} of {data.describe()}: {error}",
-             rule="the hardware's table covers this range and reduces no argument",
-             instruction="activation")  # fmt: skip
+        fail(
+            f"{op.name} of {data.describe()}: {error}",
+            rule="the hardware's table covers this range and reduces no argument",
+            instruction="activation",
+        )
     store(dst, value)
     return value
 
@@ -369,8 +392,17 @@ def _activate(dst, op, data, bias, scale):
     ],
     cost=_scalar_cost,
 )
-def activation(dst, op, data, bias=None, scale=1.0, reduce_op=None, reduce_res=None,
-               reduce_cmd=reduce_cmd.idle, name=None):  # fmt: skip
+def activation(
+    dst,
+    op,
+    data,
+    bias=None,
+    scale=1.0,
+    reduce_op=None,
+    reduce_res=None,
+    reduce_cmd=reduce_cmd.idle,
+    name=None,
+):
     """dst = op(data · scale + bias).
 
     With a reduce_cmd, the results are also summed over the free axes into the Scalar engine's 128
@@ -389,8 +421,10 @@ def activation(dst, op, data, bias=None, scale=1.0, reduce_op=None, reduce_res=N
 
 def _started(accumulator, which):
     if accumulator is None:
-        fail(f"the {which} accumulators are used before any instruction set them",
-             rule="begin with reduce_cmd.reset_reduce")  # fmt: skip
+        fail(
+            f"the {which} accumulators are used before any instruction set them",
+            rule="begin with reduce_cmd.reset_reduce",
+        )
     return accumulator
 
 
@@ -441,7 +475,7 @@ def _check_predicate_src(a):
     marks=False,
 )
 def tensor_copy_predicated(dst, src, predicate, reverse_pred=False, name=None):
-    """dst = src where predicate is not zero (reverse_pred: where it is); the rest keeps its value."""
+    """dst = src where predicate is not zero (reverse_pred: where it is); the rest stays."""
     chosen = like(predicate.np != 0, dst)
     if reverse_pred:
         chosen = ~chosen
@@ -452,7 +486,9 @@ def tensor_copy_predicated(dst, src, predicate, reverse_pred=False, name=None):
 
 def exponential(*args, **kwargs):
     """On trn3 only; trn2 computes `activation(op=nl.exp, bias=-max)`."""
-    fail("this instruction does not exist on trn2", rule="exponential is trn3 only",
-         instruction="exponential", hint="nisa.activation(op=nl.exp, bias=...)")  # fmt: skip
-
-
+    fail(
+        "this instruction does not exist on trn2",
+        rule="exponential is trn3 only",
+        instruction="exponential",
+        hint="nisa.activation(op=nl.exp, bias=...)",
+    )

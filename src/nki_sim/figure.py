@@ -20,9 +20,13 @@ def draw(records, core):
 
     used = [e for e in ENGINES if any(r.engine == e for r in records)]
     figure, (lanes, sbuf, psum) = plt.subplots(
-        3, 1, figsize=(9, 2.6 + 0.42 * len(used) + 2.4), sharex=True, layout="constrained",
+        3,
+        1,
+        figsize=(9, 2.6 + 0.42 * len(used) + 2.4),
+        sharex=True,
+        layout="constrained",
         height_ratios=[0.5 + 0.42 * len(used), 1.2, 1.2],
-    )  # fmt: skip
+    )
     width = max(0.8, len(records) / 900)  # never thinner than about a pixel
     for row, name in enumerate(used):
         starts = [(i - width / 2, width) for i, r in enumerate(records) if r.engine == name]
@@ -31,8 +35,9 @@ def draw(records, core):
     lanes.set_ylim(len(used) - 0.5, -0.5)
     lanes.set_title(f"Core {core}: {len(records)} instructions, in program order", loc="left")
     _memory(sbuf, [r.sbuf for r in records], arch.SBUF_BYTES, "SBUF", "#0072B2")
-    _memory(psum, [r.psum for r in records], arch.PSUM_BANKS * arch.PSUM_BANK_BYTES, "PSUM",
-            "#D55E00")  # fmt: skip
+    _memory(
+        psum, [r.psum for r in records], arch.PSUM_BANKS * arch.PSUM_BANK_BYTES, "PSUM", "#D55E00"
+    )
     psum.set_xlabel("instruction number")
     psum.set_xlim(-width, len(records) - 1 + width)
     for axis in (lanes, sbuf, psum):
@@ -50,8 +55,15 @@ def _memory(axis, live, capacity, name, colour):
     axis.fill_between(range(len(kib)), kib, step="mid", color=colour, alpha=0.25, linewidth=0)
     axis.step(range(len(kib)), kib, where="mid", color=colour)
     axis.axhline(capacity / 1024, color="#555555", linestyle="--", linewidth=1)
-    axis.annotate(f"capacity {capacity / 1024:.0f} KiB", (0.005, capacity / 1024), va="top",
-                  xycoords=("axes fraction", "data"), fontsize=9, color="#555555",
-                  xytext=(0, -3), textcoords="offset points")  # fmt: skip
+    axis.annotate(
+        f"capacity {capacity / 1024:.0f} KiB",
+        (0.005, capacity / 1024),
+        va="top",
+        xycoords=("axes fraction", "data"),
+        fontsize=9,
+        color="#555555",
+        xytext=(0, -3),
+        textcoords="offset points",
+    )
     axis.set_ylim(0, capacity / 1024 * 1.08)
     axis.set_ylabel(f"{name} live\nKiB a partition")

@@ -1,4 +1,5 @@
 """The module that kernels import as `nki.isa`: names only, each defined in its own place."""
+# ruff: noqa: F401
 
 from . import enums as _enums
 from .dma import dma_compute, dma_copy, dma_transpose
@@ -25,6 +26,7 @@ from .enums import (
     reduce_cmd,
 )
 from .errors import KernelError as NkiValidationError
+from .gather import local_gather, nc_n_gather, nc_stream_shuffle
 from .pe import nc_matmul, nc_transpose
 from .reductions import (
     bn_aggr,
@@ -34,6 +36,15 @@ from .reductions import (
     tensor_scalar_cumulative,
     tensor_scalar_reduce,
     tensor_tensor_scan,
+)
+from .selection import (
+    affine_select,
+    max8,
+    nc_find_index8,
+    nc_match_replace8,
+    nonzero_with_count,
+    range_select,
+    select_reduce,
 )
 from .sync import (
     NkiScalar,
@@ -59,6 +70,3 @@ unknown_engine = _enums.engine.unknown
 def get_nc_version():
     """The simulator models trn2 whatever NEURON_PLATFORM_TARGET_OVERRIDE says."""
     return nc_version.gen3
-
-
-__all__ = [name for name in dir() if not name.startswith("_")]

@@ -38,8 +38,10 @@ class Kernel:
 
     def __call__(self, *args, **kwargs):
         if running():
-            fail(f"kernel {self.fn.__name__} is called from a kernel",
-                 rule="@nki.jit marks the entry only; helpers are plain functions")  # fmt: skip
+            fail(
+                f"kernel {self.fn.__name__} is called from a kernel",
+                rule="@nki.jit marks the entry only; helpers are plain functions",
+            )
         version = self.version or os.environ.get("NKI_SIM_VERSION", arch.DEFAULT_VERSION)
         _lint_once(self.fn, version, self.strict_python)
         launch = Launch(self.lnc, version, tracing.active())
@@ -82,8 +84,10 @@ def _results(fn, result, arguments, launch):
             values.append(argument.value)
             continue
         if t.storage.region.name != "shared_hbm":
-            fail(f"{fn.__name__} returns {t.describe()}",
-                 rule="outputs are allocated with buffer=nl.shared_hbm")  # fmt: skip
+            fail(
+                f"{fn.__name__} returns {t.describe()}",
+                rule="outputs are allocated with buffer=nl.shared_hbm",
+            )
         if launch.shapes_only:
             values.append(shape_only(t, as_torch))
             continue

@@ -15,7 +15,13 @@ from .enums import engine
 from .errors import fail
 from .machine import MemoryRegion, Storage, current_core
 from .ops import HELPER, OPS
-from .sync import NkiScalar, VirtualRegister, dynamic_range, fori_loop, while_loop
+from .sync import (  # noqa: F401
+    NkiScalar,
+    VirtualRegister,
+    dynamic_range,
+    fori_loop,
+    while_loop,
+)
 from .tensors import NkiTensor, ndarray, row_major
 
 int8, int16, int32 = "int8", "int16", "int32"
@@ -62,8 +68,10 @@ class _TileSize:
             raise AttributeError(f"nl.tile_size has no {name}")
         since, value = self._younger[name]
         if current_core().version < since:
-            fail(f"nl.tile_size.{name} does not exist in NKI {current_core().version}",
-                 rule=f"added in NKI {since}")  # fmt: skip
+            fail(
+                f"nl.tile_size.{name} does not exist in NKI {current_core().version}",
+                rule=f"added in NKI {since}",
+            )
         return value
 
 
@@ -194,11 +202,15 @@ def broadcast_to(x, shape, dtype=None):
     """A view of x with size-1 free dimensions repeated (a copy if dtype changes)."""
     shape = tuple(shape)
     if len(shape) != x.ndim or any(n not in (1, m) for n, m in zip(x.shape, shape, strict=True)):
-        fail(f"broadcast_to of {x.describe()} to {shape}",
-             rule="equal rank, and only size-1 dimensions grow")  # fmt: skip
+        fail(
+            f"broadcast_to of {x.describe()} to {shape}",
+            rule="equal rank, and only size-1 dimensions grow",
+        )
     if x.on_chip() and shape[0] != x.shape[0]:
-        fail(f"broadcast_to of {x.describe()} to {shape}",
-             rule="the partition dimension cannot be broadcast by a view")  # fmt: skip
+        fail(
+            f"broadcast_to of {x.describe()} to {shape}",
+            rule="the partition dimension cannot be broadcast by a view",
+        )
     strides = tuple(0 if n != m else s for n, m, s in zip(x.shape, shape, x.strides, strict=True))
     view = NkiTensor(x.storage, x.dtype, shape, strides, x.offset)
     return view if dtype in (None, x.dtype) else _copied(view, dtype)
@@ -216,17 +228,22 @@ def expand_dims(x, axis):
     if axis == 0 and x.on_chip():
         fail(f"expand_dims of {x.describe()} at axis 0", rule="dimension 0 is the partition")
     return NkiTensor(
-        x.storage, x.dtype, (*x.shape[:axis], 1, *x.shape[axis:]),
-        (*x.strides[:axis], 1, *x.strides[axis:]), x.offset,
-    )  # fmt: skip
+        x.storage,
+        x.dtype,
+        (*x.shape[:axis], 1, *x.shape[axis:]),
+        (*x.strides[:axis], 1, *x.strides[axis:]),
+        x.offset,
+    )
 
 
 # ------------------------------------------------------------------ arithmetic
 def _operator(op, x, y=None, dtype=None):
     """What calling an operator does: `nl.add(x, y)`, `nl.exp(x)`."""
     if op.kind == "absent":
-        fail(f"nl.{op.name} is not a hardware instruction",
-             rule="NKI's simulator computes it, no engine does")  # fmt: skip
+        fail(
+            f"nl.{op.name} is not a hardware instruction",
+            rule="NKI's simulator computes it, no engine does",
+        )
     if y is None or isinstance(y, str):  # an activation function; y may be its dtype
         return _activation(op, x, dtype or y)
     tile = x if isinstance(x, NkiTensor) else y
@@ -323,7 +340,3 @@ def mean(x, axis, dtype=None, keepdims=False):
 def device_print(print_prefix, tensor):
     """Print a tensor's values."""
     builtins.print(print_prefix, tensor.np)
-
-
-__all__ = [name for name in dir() if not name.startswith("_")]
-__all__ += ["NkiScalar", "NkiTensor", "VirtualRegister", "dynamic_range", "fori_loop", "while_loop"]

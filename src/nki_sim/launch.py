@@ -13,7 +13,7 @@ from . import machine
 from .dtypes import BY_NAME, INTEGERS, name_of
 from .errors import KernelError, fail
 from .machine import ByteFlags, Core, MemoryRegion, Storage
-from .tensors import NkiTensor, row_major
+from .tensors import NkiTensor, row_major, span
 
 
 class Launch:
@@ -98,26 +98,34 @@ class Launch:
         theirs = self.waiting[other]
         if theirs is None:
             if self.finished[other]:
-                fail(f"core {me} waits for core {other}, which has finished",
-                     rule="both cores reach every barrier and sendrecv")  # fmt: skip
+                fail(
+                    f"core {me} waits for core {other}, which has finished",
+                    rule="both cores reach every barrier and sendrecv",
+                )
             self.turns[other].release()
             self.turns[me].acquire()
             if self.failure is not None:
                 raise KernelError("stopped: the other core failed")
             if self.waiting[me] is not None:
-                fail(f"core {me} waits for core {other}, which has finished",
-                     rule="both cores reach every barrier and sendrecv")  # fmt: skip
+                fail(
+                    f"core {me} waits for core {other}, which has finished",
+                    rule="both cores reach every barrier and sendrecv",
+                )
             return
         if isinstance(theirs, str) != isinstance(what, str):
-            fail("one core waits at a barrier, the other at a sendrecv",
-                 rule="both cores run the same program")  # fmt: skip
+            fail(
+                "one core waits at a barrier, the other at a sendrecv",
+                rule="both cores run the same program",
+            )
         if isinstance(what, str):
             self.check_races()
         else:
             if theirs.shape != what.shape or theirs.dtype != what.dtype:
-                fail(f"sendrecv of {what.dtype}{list(what.shape)} against "
-                     f"{theirs.dtype}{list(theirs.shape)}",
-                     rule="equal shape and dtype on both cores")  # fmt: skip
+                fail(
+                    f"sendrecv of {what.dtype}{list(what.shape)} against "
+                    f"{theirs.dtype}{list(theirs.shape)}",
+                    rule="equal shape and dtype on both cores",
+                )
             self.received[me], self.received[other] = theirs, what
         self.waiting[me] = self.waiting[other] = None
 
@@ -138,6 +146,9 @@ class Launch:
         if not writes or not others:
             return
         storage = writes[0][0]
+        writes, others = _overlapping(writes, others), _overlapping(others, writes)
+        if not writes or not others:
+            return
         touched, flags = _flags(storage, writes), _flags(storage, others)
         common = touched & flags
         if not common.any():
@@ -157,6 +168,30 @@ class Launch:
 
 def _place(access):
     return f"{access[5][0]}:{access[5][1]}" if access[5] else "an unknown line"
+
+
+def _interval(access):
+    """First and last element address that an access may touch."""
+    _, _, t, rows, valid, _ = access
+    first = 1 if rows is not None else 0
+    low, high = span(t.shape[first:], t.strides[first:])
+    if rows is None:
+        return t.offset + low, t.offset + high
+    keep = rows if valid is None else rows[valid]
+    return (int(keep.min()) + low, int(keep.max()) + high) if len(keep) else (0, -1)
+
+
+def _overlapping(accesses, others):
+    """The accesses whose address interval meets one of the others': cheap, and drops most."""
+    spans = np.array(sorted(_interval(a) for a in others))
+    highest = np.maximum.accumulate(spans[:, 1])
+
+    def meets(access):
+        low, high = _interval(access)
+        at = np.searchsorted(spans[:, 0], high, side="right")
+        return at > 0 and highest[at - 1] >= low
+
+    return [a for a in accesses if meets(a)]
 
 
 def _mark(flags, access):

@@ -42,8 +42,10 @@ def current_core():
     """The core on which the calling thread's kernel runs."""
     core = getattr(_local, "core", None)
     if core is None:
-        fail("no kernel is running, so there is no NeuronCore to do this on",
-             hint="call it inside a function decorated with @nki.jit")  # fmt: skip
+        fail(
+            "no kernel is running, so there is no NeuronCore to do this on",
+            hint="call it inside a function decorated with @nki.jit",
+        )
     return core
 
 
@@ -188,10 +190,27 @@ class Storage:
     """
 
     __slots__ = (
-        "__weakref__", "_data", "banks", "base", "by_matmul", "core", "dtype", "first_write",
-        "free", "is_input", "name", "nbytes", "partition_bytes", "partitions", "place", "region", "shape",
-        "size", "unknown", "written",
-    )  # fmt: skip
+        "__weakref__",
+        "_data",
+        "banks",
+        "base",
+        "by_matmul",
+        "core",
+        "dtype",
+        "first_write",
+        "free",
+        "is_input",
+        "name",
+        "nbytes",
+        "partition_bytes",
+        "partitions",
+        "place",
+        "region",
+        "shape",
+        "size",
+        "unknown",
+        "written",
+    )
 
     def __init__(self, shape, dtype, region, name="", core=None, data=None, base=(0, 0)):
         self.shape, self.dtype, self.region, self.name = shape, dtype, region, name
@@ -211,8 +230,10 @@ class Storage:
             self.free = self.size // shape[0]
             self.partition_bytes = self.free * ITEMSIZE[dtype]
             if shape[0] > arch.PMAX:
-                fail(f"tile {self.describe()} has {shape[0]} partitions",
-                     rule=f"SBUF and PSUM have {arch.PMAX} partitions (dimension 0)")  # fmt: skip
+                fail(
+                    f"tile {self.describe()} has {shape[0]} partitions",
+                    rule=f"SBUF and PSUM have {arch.PMAX} partitions (dimension 0)",
+                )
             core.take(self)
             self.core = core
 
@@ -256,7 +277,7 @@ def allocate(shape, dtype, region, name="", address=None):
 
 
 def _assigned_name():
-    """The variable that the kernel's source line assigns to, such as `out` in `out = nl.ndarray`."""
+    """The variable that the kernel's source line assigns to: `out` in `out = nl.ndarray(...)`."""
     where = kernel_line()
     match = where and re.match(r"\s*(\w+)\s*=[^=]", linecache.getline(*where))
     return match.group(1) if match else ""

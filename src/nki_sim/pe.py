@@ -59,11 +59,15 @@ def _check_bank(a):
     dst = a["dst"]
     bytes_of = dst.storage.partition_bytes
     start = dst.offset * dst.itemsize % bytes_of + dst.storage.base[1]
-    end = start + sum(s * (n - 1) for n, s in zip(dst.shape[1:], dst.strides[1:], strict=True)
-                      if s > 0) * dst.itemsize  # fmt: skip
+    end = (
+        start
+        + sum(s * (n - 1) for n, s in zip(dst.shape[1:], dst.strides[1:], strict=True) if s > 0)
+        * dst.itemsize
+    )
     if start // arch.PSUM_BANK_BYTES != (end + dst.itemsize - 1) // arch.PSUM_BANK_BYTES:
-        return (f"dst {dst.describe()} covers bytes {start}..{end + dst.itemsize - 1} of its "
-                "partition")  # fmt: skip
+        return (
+            f"dst {dst.describe()} covers bytes {start}..{end + dst.itemsize - 1} of its partition"
+        )
     return None
 
 
@@ -134,15 +138,28 @@ def _matmul_cost(a):
         Rule("dst is float32 (is_transpose: the dtype of moving)", _check_dst_dtype),
         Rule(f"the result lies in one PSUM bank ({arch.PSUM_BANK_BYTES} bytes)", _check_bank),
         Rule("double_row: float8 [K, 2, free] operands, no transpose", _check_double_row),
-        Rule("tile_position and tile_size together: sizes 32/64/128, position a multiple, K and "
-             "M fit", _check_tiling),
+        Rule(
+            "tile_position and tile_size together: sizes 32/64/128, position a multiple, K and "
+            "M fit",
+            _check_tiling,
+        ),
     ],
     cost=_matmul_cost,
     marks=False,
-)  # fmt: skip
-def nc_matmul(dst, stationary, moving, is_stationary_onezero=False, is_moving_onezero=False,
-              is_transpose=False, accumulate=None, tile_position=(), tile_size=(),
-              perf_mode=matmul_perf_mode.none, name=None):  # fmt: skip
+)
+def nc_matmul(
+    dst,
+    stationary,
+    moving,
+    is_stationary_onezero=False,
+    is_moving_onezero=False,
+    is_transpose=False,
+    accumulate=None,
+    tile_position=(),
+    tile_size=(),
+    perf_mode=matmul_perf_mode.none,
+    name=None,
+):
     """dst[M, N] (+)= stationary[K, M]ᵀ · moving[K, N]; products and sums in float32.
 
     accumulate False overwrites, True adds, None decides for each PSUM element: the first matmul
@@ -232,7 +249,9 @@ def _transpose_cost(a):
     columns = max(n, arch.PE_MIN_COLUMNS)
     four_bytes = ITEMSIZE[a["data"].dtype] == 4
     passes = arch.PE_FLOAT32_PASSES if four_bytes else 1
-    return {"columns": columns, "cycles": columns * passes} if _transpose_engine(a) == "tensor" else {}
+    return (
+        {"columns": columns, "cycles": columns * passes} if _transpose_engine(a) == "tensor" else {}
+    )
 
 
 @instruction(

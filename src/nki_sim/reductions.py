@@ -3,8 +3,8 @@
 import numpy as np
 
 from .dtypes import INTEGERS
-from .enums import reduce_cmd
 from .elementwise import REDUCE_RES, _ordered, _started, apply, check_binary, vector_cycles
+from .enums import reduce_cmd
 from .machine import current_core
 from .numeric import f32, free_size, like, per_partition, rows, store
 from .ops import Op
@@ -71,8 +71,11 @@ def _check_reduces(*names):
                 return f"bit operator {name} on {a['data'].describe()}"
         return None
 
-    return Rule("the operator reduces: add, subtract, multiply, maximum, minimum, logical or bit "
-                "and/or/xor (integers)", check)  # fmt: skip
+    return Rule(
+        "the operator reduces: add, subtract, multiply, maximum, minimum, logical or bit "
+        "and/or/xor (integers)",
+        check,
+    )
 
 
 def _cost(a):
@@ -114,9 +117,7 @@ def _check_partition_reduce(a):
     dst=out(SB),
     data=inp(SB),
     rules=[
-        Rule(
-            "op is add, average, maximum, bitwise or/and; dst is [1, N]", _check_partition_reduce
-        )
+        Rule("op is add, average, maximum, bitwise or/and; dst is [1, N]", _check_partition_reduce)
     ],
     cost=lambda a: {"elements": free_size(a["data"])},
 )
@@ -173,8 +174,6 @@ def _check_res_given(a):
     return None
 
 
-
-
 @instruction(
     "vector",
     dst=out(CHIP),
@@ -193,9 +192,19 @@ def _check_res_given(a):
     ],
     cost=_cost,
 )
-def tensor_scalar_reduce(dst, data, op0, operand0, reduce_op, reduce_res=None, reverse0=False,
-                         reduce_cmd=reduce_cmd.reset_reduce, reduce_init=None,
-                         reduce_res_negate=False, name=None):  # fmt: skip
+def tensor_scalar_reduce(
+    dst,
+    data,
+    op0,
+    operand0,
+    reduce_op,
+    reduce_res=None,
+    reverse0=False,
+    reduce_cmd=reduce_cmd.reset_reduce,
+    reduce_init=None,
+    reduce_res_negate=False,
+    name=None,
+):
     """dst = data op0 operand0, and its rows folded by reduce_op into reduce_res [P, 1]."""
     value = _ordered(op0, f32(data), per_partition(operand0, data), False)
     total = accumulate(reduce_cmd, reduce_op, value.reshape(data.shape[0], -1), reduce_init)
@@ -219,13 +228,16 @@ def tensor_scalar_reduce(dst, data, op0, operand0, reduce_op, reduce_res=None, r
     ],
     cost=lambda a: {"elements": free_size(a["data0"]), "cycles": vector_cycles([a["data0"]])},
 )
-def tensor_tensor_scan(dst, data0, data1, initial, op0, op1, reverse0=False, reverse1=False,
-                       name=None):  # fmt: skip
+def tensor_tensor_scan(
+    dst, data0, data1, initial, op0, op1, reverse0=False, reverse1=False, name=None
+):
     """r[i] = (data0[i] op0 r[i-1]) op1 data1[i] along the free axis, in float32; dst = r."""
     x, y = rows(data0), rows(data1)
-    state = np.broadcast_to(per_partition(initial, data0), (len(x), 1, 1)).reshape(-1) if (
-        not np.isscalar(initial)
-    ) else np.full(len(x), initial, np.float32)  # fmt: skip
+    state = (
+        np.broadcast_to(per_partition(initial, data0), (len(x), 1, 1)).reshape(-1)
+        if (not np.isscalar(initial))
+        else np.full(len(x), initial, np.float32)
+    )
     result = np.empty_like(x)
     for i in range(x.shape[1]):
         state = _ordered(op1, _ordered(op0, x[:, i], state, reverse0), y[:, i], reverse1)
@@ -253,8 +265,9 @@ def tensor_tensor_scan(dst, data0, data1, initial, op0, op1, reverse0=False, rev
     ],
     cost=lambda a: {"elements": free_size(a["src"]), "cycles": vector_cycles([a["src"]])},
 )
-def tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1=None,
-                             reduce_cmd=reduce_cmd.reset_reduce, name=None):  # fmt: skip
+def tensor_scalar_cumulative(
+    dst, src, op0, op1, imm0, imm1=None, reduce_cmd=reduce_cmd.reset_reduce, name=None
+):
     """acc = (src op0 imm0) op1 acc, running along the free axis; dst = every acc.
 
     reset_reduce starts at the operator's neutral value, load_reduce at imm1, reduce goes on.
@@ -328,5 +341,3 @@ def bn_aggr(dst, data, name=None):
     middle = (count * mean).sum(axis=1) / total
     spread = (spread + count * (mean - middle[:, None]) ** 2).sum(axis=1) / total
     store(dst, np.stack([middle, spread], axis=1).astype(np.float32))
-
-

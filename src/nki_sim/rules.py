@@ -11,8 +11,10 @@ def same_partitions(*names):
         for name in names[1:]:
             t = a[name]
             if t.__class__ is NkiTensor and t.shape[0] != count:
-                return (f"{names[0]} {first.describe()} has {count} partitions, "
-                        f"{name} {t.describe()} has {t.shape[0]}")  # fmt: skip
+                return (
+                    f"{names[0]} {first.describe()} has {count} partitions, "
+                    f"{name} {t.describe()} has {t.shape[0]}"
+                )
         return None
 
     return Rule("equal P: " + ", ".join(names), check)
@@ -25,8 +27,10 @@ def same_size(*names):
         for name in names[1:]:
             t = a[name]
             if t.__class__ is NkiTensor and (t.shape[0] != count or t.size != size):
-                return (f"{names[0]} {first.describe()} has {count} × {size // count} elements, "
-                        f"{name} {t.describe()} has {t.shape[0]} × {t.size // t.shape[0]}")  # fmt: skip
+                return (
+                    f"{names[0]} {first.describe()} has {count} × {size // count} elements, "
+                    f"{name} {t.describe()} has {t.shape[0]} × {t.size // t.shape[0]}"
+                )
         return None
 
     return Rule("equal P and equal N: " + ", ".join(names) + " (nothing broadcasts)", check)

@@ -64,8 +64,9 @@ def _new_register(value=None, frozen=False):
 
 def _set(register, value):
     if register.frozen:
-        fail("write to the induction register of a loop",
-             rule="the loop's own register is read-only")  # fmt: skip
+        fail(
+            "write to the induction register of a loop", rule="the loop's own register is read-only"
+        )
     register.value = _wrap(int(value))
 
 
@@ -91,8 +92,11 @@ def register_load(dst, src):
 def register_store(dst, src):
     """The one element of tensor dst = the register (or integer) src."""
     if not isinstance(dst, NkiTensor) or dst.size != 1 or dst.storage.place == "psum":
-        fail(f"register_store into {dst!r}", rule="a one-element tensor in SBUF or HBM",
-             instruction="register_store")  # fmt: skip
+        fail(
+            f"register_store into {dst!r}",
+            rule="a one-element tensor in SBUF or HBM",
+            instruction="register_store",
+        )
     dst.np[...] = _value(src)
     mark_written(dst)
     return HANDLE
@@ -134,21 +138,28 @@ def while_loop(init, body_fun):
     while _value(condition) != 0:
         condition = body_fun(condition)
         if not isinstance(condition, VirtualRegister):
-            fail(f"while_loop body returned {condition!r}",
-                 rule="the body returns the next condition register")  # fmt: skip
+            fail(
+                f"while_loop body returned {condition!r}",
+                rule="the body returns the next condition register",
+            )
 
 
 def _loop_since():
     if current_core().version < "0.6":
-        fail(f"fori_loop and while_loop do not exist in NKI {current_core().version}",
-             rule="added in NKI 0.6")  # fmt: skip
+        fail(
+            f"fori_loop and while_loop do not exist in NKI {current_core().version}",
+            rule="added in NKI 0.6",
+        )
 
 
 def dynamic_range(start, stop=None, step=1):
     """The loop of NKI 0.3 to 0.6; gone in 0.7."""
     if current_core().version >= "0.7":
-        fail("dynamic_range does not exist in NKI 0.7", rule="removed in NKI 0.7",
-             hint="use nl.fori_loop")  # fmt: skip
+        fail(
+            "dynamic_range does not exist in NKI 0.7",
+            rule="removed in NKI 0.7",
+            hint="use nl.fori_loop",
+        )
     first, last = (0, start) if stop is None else (start, stop)
     for i in range(_value(first), _value(last), step):
         yield _new_register(i, frozen=True)
@@ -178,8 +189,9 @@ def core_barrier(data, cores, engine=enums.engine.gpsimd, name=None):
     core = current_core()
     if core.launch.lnc > 1:
         if tuple(cores) != (0, 1):
-            fail(f"core_barrier of cores {cores}", rule="cores is (0, 1)",
-                 instruction="core_barrier")  # fmt: skip
+            fail(
+                f"core_barrier of cores {cores}", rule="cores is (0, 1)", instruction="core_barrier"
+            )
         core.launch.barrier(core)
     return {}
 
@@ -221,13 +233,16 @@ def _check_ranks(a):
         Rule("LNC is 2", _check_two_cores),
         Rule("equal shape and dtype: src, dst", _check_exchange),
         Rule("each core sends to and receives from the other", _check_ranks),
-        Rule("gpsimd_dma: at most 1024/512/256 bytes a partition of 4/2/1-byte types",
-             _check_gpsimd_dma),
+        Rule(
+            "gpsimd_dma: at most 1024/512/256 bytes a partition of 4/2/1-byte types",
+            _check_gpsimd_dma,
+        ),
     ],
     cost=lambda a: {"dma_bytes": a["src"].size * a["src"].itemsize},
-)  # fmt: skip
-def sendrecv(src, dst, send_to_rank, recv_from_rank, pipe_id, dma_engine=enums.dma_engine.dma,
-             name=None):  # fmt: skip
+)
+def sendrecv(
+    src, dst, send_to_rank, recv_from_rank, pipe_id, dma_engine=enums.dma_engine.dma, name=None
+):
     """This core's src goes to the other core's dst, and the other's src comes to this dst."""
     core = current_core()
     dst.np[...] = core.launch.exchange(core, np.array(src.np))

@@ -33,8 +33,17 @@ class Operand:
     kind    "tile", "vec" ([P, 1]), "scalar|vec", "tile|float", or "tiles" (a list)
     """
 
-    def __init__(self, places, dtypes=ANY, max_p=arch.PMAX, max_n=None, kind="tile", none=False,
-                 written=False, reads=True):  # fmt: skip
+    def __init__(
+        self,
+        places,
+        dtypes=ANY,
+        max_p=arch.PMAX,
+        max_n=None,
+        kind="tile",
+        none=False,
+        written=False,
+        reads=True,
+    ):
         self.places, self.dtypes, self.max_p, self.max_n = places, frozenset(dtypes), max_p, max_n
         self.kind, self.none = kind, none
         self.written = written  # an output
@@ -70,7 +79,7 @@ def scalar_or_vec(**limits):
 
 
 class Rule:
-    """A documented rule over several operands. `check(arguments)` returns what was found, or None."""
+    """A documented rule; `check(arguments)` returns what was found against it, or None."""
 
     def __init__(self, text, check):
         self.text, self.check = text, check
@@ -158,7 +167,9 @@ class Instruction:
     def _check_tile(self, operand, t):
         place = t.storage.place
         if place not in operand.places:
-            self._refuse(operand, t, f"lies in {place}", f"it may lie in {' or '.join(operand.places)}")
+            self._refuse(
+                operand, t, f"lies in {place}", f"it may lie in {' or '.join(operand.places)}"
+            )
         if t.dtype not in operand.dtypes:
             allowed = _DTYPE_GROUPS.get(operand.dtypes) or ", ".join(sorted(operand.dtypes))
             self._refuse(operand, t, f"has dtype {t.dtype}", f"allowed: {allowed}")
@@ -172,19 +183,28 @@ class Instruction:
         if count > operand.max_p:
             self._refuse(operand, t, f"has {count} partitions", f"at most {operand.max_p}")
         if operand.max_n is not None and t.size > operand.max_n * count:
-            self._refuse(operand, t, f"has {t.size // count} elements a partition",
-                         f"at most {operand.max_n}")  # fmt: skip
+            self._refuse(
+                operand,
+                t,
+                f"has {t.size // count} elements a partition",
+                f"at most {operand.max_n}",
+            )
         if t.offset or t.storage.base[0]:
             start = t.start_partition()
             if start and not self.manual and start not in arch.start_partitions(count):
                 allowed = "/".join(map(str, arch.start_partitions(count)))
-                self._refuse(operand, t, f"starts at partition {start}",
-                             f"an access of {count} partitions starts at {allowed}")  # fmt: skip
+                self._refuse(
+                    operand,
+                    t,
+                    f"starts at partition {start}",
+                    f"an access of {count} partitions starts at {allowed}",
+                )
         if operand.written and 0 in t.strides:
             for n, s in zip(t.shape, t.strides, strict=True):
                 if s == 0 and n > 1:
-                    self._refuse(operand, t, "is a broadcast view", "a destination element is "
-                                 "written once")  # fmt: skip
+                    self._refuse(
+                        operand, t, "is a broadcast view", "a destination element is written once"
+                    )
 
     def _check_other(self, operand, value):
         if value is None and operand.none:
@@ -256,13 +276,18 @@ class _Handle:
 HANDLE = _Handle()
 
 
-def instruction(engines, rules=(), pick=None, cost=None, manual=False, marks=True,
-                **operands):
+def instruction(engines, rules=(), pick=None, cost=None, manual=False, marks=True, **operands):
     """Enter the decorated function into the table; its signature is the instruction's own."""
 
     def decorate(run):
         row = TABLE[run.__name__] = Instruction(
-            run, engines.split(), operands, tuple(rules), pick, cost, manual,
+            run,
+            engines.split(),
+            operands,
+            tuple(rules),
+            pick,
+            cost,
+            manual,
             marks and not manual,
         )
 
@@ -305,7 +330,9 @@ def require_written(t, instruction, operand):
 def mark_written(t, where=None):
     storage = t.storage
     storage.written.set(t, where)
-    if storage.by_matmul is not None and (storage.by_matmul.all or storage.by_matmul.bytes is not None):
+    if storage.by_matmul is not None and (
+        storage.by_matmul.all or storage.by_matmul.bytes is not None
+    ):
         storage.by_matmul.clear(t)
 
 
@@ -317,21 +344,30 @@ def integer_value(index, instruction, operand):
     if not isinstance(index, NkiTensor):
         value = getattr(index, "value", None)
         if value is None:
-            fail(f"scalar offset of {operand} is {index!r} without a value",
-                 rule="a register or an SBUF tensor of one integer", instruction=instruction)  # fmt: skip
+            fail(
+                f"scalar offset of {operand} is {index!r} without a value",
+                rule="a register or an SBUF tensor of one integer",
+                instruction=instruction,
+            )
         return value
     if index.size != 1 or index.storage.place == "psum" or index.dtype not in INTEGERS:
-        fail(f"scalar offset of {operand} is {index.describe()}",
-             rule="a register or an SBUF tensor of one integer", instruction=instruction)  # fmt: skip
+        fail(
+            f"scalar offset of {operand} is {index.describe()}",
+            rule="a register or an SBUF tensor of one integer",
+            instruction=instruction,
+        )
     return int(known_integers(index, instruction, operand)[0])
 
 
 def known_integers(index, instruction, operand):
     """An index tensor's values as int64, flat; they must be written and, in a trace, known."""
     if index.storage.unknown:
-        fail(f"offset {index.describe()} of {operand} depends on values that a shapes-only trace "
-             "does not compute", instruction=instruction,
-             hint="compute addresses with integer tensors, or trace with real data")  # fmt: skip
+        fail(
+            f"offset {index.describe()} of {operand} depends on values that a shapes-only trace "
+            "does not compute",
+            instruction=instruction,
+            hint="compute addresses with integer tensors, or trace with real data",
+        )
     require_written(index, instruction, f"offset of {operand}")
     return index.np.reshape(-1).astype(np.int64)
 
@@ -344,9 +380,12 @@ def resolve_scalar(t, instruction, operand):
     size = t.storage.nbytes // ITEMSIZE[t.dtype]
     low, high = _reach(view)
     if low < 0 or high >= size:
-        fail(f"operand {operand} {t.describe()} with run-time index {value} reaches elements "
-             f"{low}..{high} of {size}", rule="a dynamic access must stay inside the tensor",
-             instruction=instruction)  # fmt: skip
+        fail(
+            f"operand {operand} {t.describe()} with run-time index {value} reaches elements "
+            f"{low}..{high} of {size}",
+            rule="a dynamic access must stay inside the tensor",
+            instruction=instruction,
+        )
     return view
 
 

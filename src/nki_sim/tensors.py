@@ -18,9 +18,17 @@ class NkiTensor:
     """A view of HBM, SBUF or PSUM: `shape`, `strides`, `offset`, `dtype`, `buffer`, `name`."""
 
     __slots__ = (
-        "_np", "_whole", "dtype", "offset", "scalar", "shape", "size", "storage", "strides",
+        "_np",
+        "_whole",
+        "dtype",
+        "offset",
+        "scalar",
+        "shape",
+        "size",
+        "storage",
+        "strides",
         "vector",
-    )  # fmt: skip
+    )
 
     def __init__(self, storage, dtype, shape, strides, offset=0, scalar=None, vector=None):
         self.storage, self.dtype = storage, dtype
@@ -99,8 +107,10 @@ class NkiTensor:
         raise TypeError("a tensor has no value at compile time: use a dynamic loop or a select")
 
     def __setitem__(self, key, value):
-        fail(f"assignment to elements of {self.describe()}",
-             hint="write with an instruction: nisa.tensor_copy, nisa.memset or nisa.dma_copy")  # fmt: skip
+        fail(
+            f"assignment to elements of {self.describe()}",
+            hint="write with an instruction: nisa.tensor_copy, nisa.memset or nisa.dma_copy",
+        )
 
     # ------------------------------------------------------------------ indexing
     def __getitem__(self, key):
@@ -163,13 +173,17 @@ class NkiTensor:
     def _static(self, dim, k):
         if isinstance(k, (int, np.integer)) and not isinstance(k, bool):
             return int(k)
-        fail(f"index {k!r} on dimension {dim} of {self.describe()} is not a compile-time integer",
-             hint="integer division is //; a run-time index goes through .ap(scalar_offset=...)")  # fmt: skip
+        fail(
+            f"index {k!r} on dimension {dim} of {self.describe()} is not a compile-time integer",
+            hint="integer division is //; a run-time index goes through .ap(scalar_offset=...)",
+        )
 
     def _not_indirect(self, dim):
         if self.vector is not None and dim == 0:
-            fail(f"dimension 0 of {self.describe()} is selected by a vector of indices",
-                 rule="the indirect dimension cannot be sliced or selected again")  # fmt: skip
+            fail(
+                f"dimension 0 of {self.describe()} is selected by a vector of indices",
+                rule="the indirect dimension cannot be sliced or selected again",
+            )
 
     def _derive(self, shape, strides, offset, dtype=None):
         return NkiTensor(
@@ -180,19 +194,25 @@ class NkiTensor:
     def reshape(self, shape):
         shape = tuple(int(n) for n in shape)
         if math.prod(shape) != self.size:
-            fail(f"reshape of {self.describe()} to {shape}",
-                 rule="the number of elements must stay the same")  # fmt: skip
+            fail(
+                f"reshape of {self.describe()} to {shape}",
+                rule="the number of elements must stay the same",
+            )
         if self._keeps_dim0() and shape[0] != self.shape[0]:
-            fail(f"reshape of {self.describe()} to {shape}",
-                 rule="the partition dimension (0) must stay as it is")  # fmt: skip
+            fail(
+                f"reshape of {self.describe()} to {shape}",
+                rule="the partition dimension (0) must stay as it is",
+            )
         if self._keeps_dim0():
             inner = regroup(self.shape[1:], self.strides[1:], shape[1:])
             strides = None if inner is None else (self.strides[0], *inner)
         else:
             strides = regroup(self.shape, self.strides, shape)
         if strides is None:
-            fail(f"reshape of {self.describe()} with strides {self.strides} to {shape}",
-                 rule="a view cannot copy: the dimensions merged must be contiguous")  # fmt: skip
+            fail(
+                f"reshape of {self.describe()} with strides {self.strides} to {shape}",
+                rule="a view cannot copy: the dimensions merged must be contiguous",
+            )
         return self._derive(shape, strides, self.offset)
 
     def _keeps_dim0(self):
@@ -200,9 +220,11 @@ class NkiTensor:
 
     def _free_dim(self, dim, what):
         if dim == 0 and self._keeps_dim0():
-            fail(f"{what} on dimension 0 of {self.describe()}",
-                 rule="the partition dimension cannot be moved, split, merged or broadcast by a "
-                 "view; data crosses partitions by DMA, transpose, matmul or shuffle")  # fmt: skip
+            fail(
+                f"{what} on dimension 0 of {self.describe()}",
+                rule="the partition dimension cannot be moved, split, merged or broadcast by a "
+                "view; data crosses partitions by DMA, transpose, matmul or shuffle",
+            )
 
     def reshape_dim(self, dim, shape):
         _since("0.5", "reshape_dim()")
@@ -211,8 +233,10 @@ class NkiTensor:
         known = math.prod(n for n in shape if n != -1)
         parts = tuple(self.shape[dim] // known if n == -1 else n for n in shape)
         if math.prod(parts) != self.shape[dim]:
-            fail(f"reshape_dim of dimension {dim} of {self.describe()} into {tuple(shape)}",
-                 rule="the product must equal the dimension")  # fmt: skip
+            fail(
+                f"reshape_dim of dimension {dim} of {self.describe()} into {tuple(shape)}",
+                rule="the product must equal the dimension",
+            )
         strides = tuple(s * self.strides[dim] for s in row_major(parts))
         return self._derive(
             self.shape[:dim] + parts + self.shape[dim + 1 :],
@@ -227,8 +251,11 @@ class NkiTensor:
         count = math.prod(self.shape[group])
         merged = regroup(self.shape[group], self.strides[group], (count,))
         if merged is None:
-            fail(f"flatten_dims {start_dim}..{end_dim} of {self.describe()} with strides "
-                 f"{self.strides}", rule="the dimensions must be contiguous in memory")  # fmt: skip
+            fail(
+                f"flatten_dims {start_dim}..{end_dim} of {self.describe()} with strides "
+                f"{self.strides}",
+                rule="the dimensions must be contiguous in memory",
+            )
         return self._derive(
             (*self.shape[:start_dim], count, *self.shape[end_dim + 1 :]),
             (*self.strides[:start_dim], *merged, *self.strides[end_dim + 1 :]),
@@ -238,8 +265,10 @@ class NkiTensor:
     def permute(self, dims):
         _since("0.5", "permute()")
         if sorted(dims) != list(range(self.ndim)):
-            fail(f"permute {tuple(dims)} of {self.describe()}",
-                 rule="dims must name every dimension once")  # fmt: skip
+            fail(
+                f"permute {tuple(dims)} of {self.describe()}",
+                rule="dims must name every dimension once",
+            )
         if dims[0] != 0:
             self._free_dim(0, "permute")
         return self._derive(
@@ -250,8 +279,10 @@ class NkiTensor:
         _since("0.5", "broadcast()")
         self._free_dim(dim, "broadcast")
         if self.shape[dim] != 1:
-            fail(f"broadcast of dimension {dim} of {self.describe()}",
-                 rule="the dimension must have size 1")  # fmt: skip
+            fail(
+                f"broadcast of dimension {dim} of {self.describe()}",
+                rule="the dimension must have size 1",
+            )
         return self._derive(
             (*self.shape[:dim], size, *self.shape[dim + 1 :]),
             (*self.strides[:dim], 0, *self.strides[dim + 1 :]),
@@ -271,8 +302,10 @@ class NkiTensor:
         _since("0.5", "squeeze_dim()")
         self._free_dim(dim, "squeeze_dim")
         if self.shape[dim] != 1:
-            fail(f"squeeze_dim of dimension {dim} of {self.describe()}",
-                 rule="the dimension must have size 1")  # fmt: skip
+            fail(
+                f"squeeze_dim of dimension {dim} of {self.describe()}",
+                rule="the dimension must have size 1",
+            )
         return self._derive(
             self.shape[:dim] + self.shape[dim + 1 :],
             self.strides[:dim] + self.strides[dim + 1 :],
@@ -294,9 +327,7 @@ class NkiTensor:
             if len(group) > 1:
                 view = view.reshape_dim(len(names), tuple(sizes[g] for g in group))
             names += group
-        flat = [
-            g for group in dst_pattern for g in ((group,) if isinstance(group, str) else group)
-        ]
+        flat = [g for group in dst_pattern for g in ((group,) if isinstance(group, str) else group)]
         if sorted(flat) != sorted(names):
             fail(f"rearrange from {src_pattern} to {dst_pattern}: the names differ")
         view = view.permute(tuple(names.index(g) for g in flat))
@@ -324,33 +355,44 @@ class NkiTensor:
             )
         self._not_twice()
         return NkiTensor(
-            self.storage, self.dtype, shape, strides, self.offset,
+            self.storage,
+            self.dtype,
+            shape,
+            strides,
+            self.offset,
             scalar=(index, self.strides[dim]),
-        )  # fmt: skip
+        )
 
     def vector_select(self, dim, vector_offset):
         _since("0.5", "vector_select()")
         self._vector_rules(dim, vector_offset)
         return NkiTensor(
-            self.storage, self.dtype, (vector_offset.shape[0], *self.shape[1:]),
-            (0, *self.strides[1:]), self.offset, vector=(vector_offset, self.strides[0]),
-        )  # fmt: skip
+            self.storage,
+            self.dtype,
+            (vector_offset.shape[0], *self.shape[1:]),
+            (0, *self.strides[1:]),
+            self.offset,
+            vector=(vector_offset, self.strides[0]),
+        )
 
     def _not_twice(self):
         if self.is_indirect():
-            fail(f"second run-time index on {self.describe()}",
-                 rule="one dynamic index a tensor")  # fmt: skip
+            fail(f"second run-time index on {self.describe()}", rule="one dynamic index a tensor")
 
     def _vector_rules(self, dim, index):
         self._not_twice()
         if dim != 0 or self.on_chip():
-            fail(f"vector of indices on dimension {dim} of {self.describe()}",
-                 rule="a vector of indices selects rows (dimension 0) of an HBM tensor")  # fmt: skip
+            fail(
+                f"vector of indices on dimension {dim} of {self.describe()}",
+                rule="a vector of indices selects rows (dimension 0) of an HBM tensor",
+            )
         ok = isinstance(index, NkiTensor) and index.storage.place == "sbuf" and index.ndim == 2
         if not ok or index.shape[1] != 1 or index.dtype not in ("int32", "uint32"):
             found = index.describe() if isinstance(index, NkiTensor) else repr(index)
-            fail(f"vector_offset {found}",
-                 rule="an int32 or uint32 SBUF tensor [P, 1], one row index a partition")  # fmt: skip
+            fail(
+                f"vector_offset {found}",
+                rule="an int32 or uint32 SBUF tensor [P, 1], one row index a partition",
+            )
 
     def view(self, dtype):
         """The same bytes as another dtype; the last dimension is rescaled by the size ratio."""
@@ -359,20 +401,31 @@ class NkiTensor:
         if old == new:
             return self._derive(self.shape, self.strides, self.offset, dtype)
         if self.strides[-1] != 1 or self.scalar is not None:
-            fail(f"view of {self.describe()} as {dtype}",
-                 rule="the last dimension must be contiguous, and no dynamic select before")  # fmt: skip
+            fail(
+                f"view of {self.describe()} as {dtype}",
+                rule="the last dimension must be contiguous, and no dynamic select before",
+            )
         bytes_of = [self.shape[-1] * old, self.offset * old, *[s * old for s in self.strides[:-1]]]
         if any(b % new for b in bytes_of):
-            fail(f"view of {self.describe()} as {dtype}",
-                 rule="sizes and strides in bytes must be multiples of the new item size")  # fmt: skip
+            fail(
+                f"view of {self.describe()} as {dtype}",
+                rule="sizes and strides in bytes must be multiples of the new item size",
+            )
         last, offset, *strides = [b // new for b in bytes_of]
         return self._derive((*self.shape[:-1], last), (*strides, 1), offset, dtype)
 
     reinterpret_cast = view
 
     # ------------------------------------------------------------------ access patterns
-    def ap(self, pattern, offset=None, scalar_offset=None, vector_offset=None, indirect_dim=0,
-           dtype=None):  # fmt: skip
+    def ap(
+        self,
+        pattern,
+        offset=None,
+        scalar_offset=None,
+        vector_offset=None,
+        indirect_dim=0,
+        dtype=None,
+    ):
         """A view of the *storage* given by `[[stride, count], ...]` and an element offset.
 
         It ignores the shape and strides of the receiver, as the documentation says. The pages
@@ -380,9 +433,11 @@ class NkiTensor:
         A run-time index is multiplied by the product of the receiver's shape after `indirect_dim`.
         """
         if self.offset != 0:
-            fail(f".ap on a view of {self.describe()} that starts at element {self.offset}",
-                 rule=".ap addresses the storage; NKI's pages disagree on a sliced receiver",
-                 hint="call .ap on the whole tensor and put the start into offset=")  # fmt: skip
+            fail(
+                f".ap on a view of {self.describe()} that starts at element {self.offset}",
+                rule=".ap addresses the storage; NKI's pages disagree on a sliced receiver",
+                hint="call .ap on the whole tensor and put the start into offset=",
+            )
         dtype = self.dtype if dtype is None else name_of(dtype)
         for stride, count in pattern:
             self._static(0, stride)
@@ -393,8 +448,10 @@ class NkiTensor:
         strides = tuple(int(stride) for stride, _ in pattern)
         scalar = vector = None
         if scalar_offset is not None and vector_offset is not None:
-            fail(f".ap on {self.describe()} with scalar_offset and vector_offset",
-                 rule="the two are exclusive")  # fmt: skip
+            fail(
+                f".ap on {self.describe()} with scalar_offset and vector_offset",
+                rule="the two are exclusive",
+            )
         multiplier = math.prod(self.shape[indirect_dim + 1 :]) * self.itemsize // ITEMSIZE[dtype]
         if scalar_offset is not None:
             self._not_twice()
@@ -402,8 +459,11 @@ class NkiTensor:
         if vector_offset is not None:
             self._vector_rules(indirect_dim, vector_offset)
             if vector_offset.shape[0] != shape[0]:
-                fail(f".ap pattern {pattern} on {self.describe()} with {vector_offset.shape[0]} "
-                     "row indices", rule="the first count is the number of row indices")  # fmt: skip
+                fail(
+                    f".ap pattern {pattern} on {self.describe()} with {vector_offset.shape[0]} "
+                    "row indices",
+                    rule="the first count is the number of row indices",
+                )
             vector, strides = (vector_offset, multiplier), (0, *strides[1:])
         view = NkiTensor(self.storage, dtype, shape, strides, offset, scalar, vector)
         view._check_pattern(pattern)
@@ -415,21 +475,27 @@ class NkiTensor:
         if storage.place != "hbm":
             free = storage.partition_bytes // item
             if self.shape[0] > 1 and self.strides[0] != free:
-                fail(f".ap pattern {pattern} on {self.describe()}",
-                     rule=f"on chip the leading stride is the element count of a partition, here "
-                     f"{free}: partitions cannot be skipped")  # fmt: skip
+                fail(
+                    f".ap pattern {pattern} on {self.describe()}",
+                    rule=f"on chip the leading stride is the element count of a partition, here "
+                    f"{free}: partitions cannot be skipped",
+                )
             column = self.offset % free
             if self.scalar is None and not 0 <= column + inner_low <= column + inner_high < free:
-                fail(f".ap pattern {pattern} with offset {self.offset} on {self.describe()} "
-                     f"leaves its partition of {free} elements",
-                     rule="every partition sees the same free pattern, inside the tile")  # fmt: skip
+                fail(
+                    f".ap pattern {pattern} with offset {self.offset} on {self.describe()} "
+                    f"leaves its partition of {free} elements",
+                    rule="every partition sees the same free pattern, inside the tile",
+                )
         if not self.is_indirect():
             low, high = span(self.shape, self.strides)
             if self.offset + low < 0 or (self.offset + high + 1) * item > storage.nbytes:
-                fail(f".ap pattern {pattern} with offset {self.offset} reaches elements "
-                     f"{self.offset + low}..{self.offset + high} of {storage.describe()}",
-                     rule=f"a static pattern must stay inside the storage, "
-                     f"0..{storage.nbytes // item - 1}")  # fmt: skip
+                fail(
+                    f".ap pattern {pattern} with offset {self.offset} reaches elements "
+                    f"{self.offset + low}..{self.offset + high} of {storage.describe()}",
+                    rule=f"a static pattern must stay inside the storage, "
+                    f"0..{storage.nbytes // item - 1}",
+                )
 
 
 def row_major(shape):
@@ -469,9 +535,11 @@ def regroup(shape, strides, new_shape):
 
 def _since(version, what):
     if current_core().version < version:
-        fail(f"{what} does not exist in NKI {current_core().version}",
-             rule=f"added in NKI {version}",
-             hint="use indexing, reshape and .ap, which all versions have")  # fmt: skip
+        fail(
+            f"{what} does not exist in NKI {current_core().version}",
+            rule=f"added in NKI {version}",
+            hint="use indexing, reshape and .ap, which all versions have",
+        )
 
 
 def ndarray(shape, dtype, buffer=MemoryRegion.sbuf, name="", address=None):

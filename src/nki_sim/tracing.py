@@ -78,9 +78,18 @@ class Trace:
 
     def add(self, core, instruction, engine, shapes, line, **fields):
         self.records.append(
-            Record(self.launches, core.index, instruction, engine, shapes, line,
-                   core.sbuf_live, core.psum_live, **fields)
-        )  # fmt: skip
+            Record(
+                self.launches,
+                core.index,
+                instruction,
+                engine,
+                shapes,
+                line,
+                core.sbuf_live,
+                core.psum_live,
+                **fields,
+            )
+        )
 
     def finish(self, launch):
         self.launches += 1
@@ -149,16 +158,18 @@ class Trace:
             columns = sum(r.columns for r in group)
             pieces = [r.piece_bytes for r in group if r.piece_bytes]
             used = macs / (columns * arch.PMAX * arch.STATIONARY_FMAX) if macs else None
-            rows.append({
-                "engine": ENGINES[engine],
-                "instruction": name,
-                "count": len(group),
-                "elements a partition": sum(r.elements for r in group) or None,
-                "DMA MiB": round(moved / 2**20, 3) if moved else None,
-                "piece bytes, least": min(pieces) if pieces else None,
-                "GMAC": round(macs / 1e9, 4) if macs else None,
-                "array used": f"{used:.0%}" if used else None,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "engine": ENGINES[engine],
+                    "instruction": name,
+                    "count": len(group),
+                    "elements a partition": sum(r.elements for r in group) or None,
+                    "DMA MiB": round(moved / 2**20, 3) if moved else None,
+                    "piece bytes, least": min(pieces) if pieces else None,
+                    "GMAC": round(macs / 1e9, 4) if macs else None,
+                    "array used": f"{used:.0%}" if used else None,
+                }
+            )
         note = (
             f"{len(self.records)} instructions; peak a partition: SBUF {self.peak_sbuf:,} of "
             f"{arch.SBUF_BYTES:,} bytes, PSUM {self.peak_psum:,} of "
@@ -186,15 +197,23 @@ class Trace:
                 if r.engine == engine or engine == "HBM":
                     by_core[r.core] = by_core.get(r.core, 0) + work(r)
             amount = max(by_core.values(), default=0)
-            rows.append({
-                "engine": engine,
-                "work of the busiest core": round(amount),
-                "unit": unit,
-                "at least µs": round(amount / rate * 1e6, 2),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "engine": engine,
+                    "work of the busiest core": round(amount),
+                    "unit": unit,
+                    "at least µs": round(amount / rate * 1e6, 2),
+                }
+            )
         if self.count("gpsimd"):
-            rows.append({"engine": "gpsimd", "work of the busiest core": self.count("gpsimd"),
-                         "unit": "instructions; no documented rate", "at least µs": None})  # fmt: skip
+            rows.append(
+                {
+                    "engine": "gpsimd",
+                    "work of the busiest core": self.count("gpsimd"),
+                    "unit": "instructions; no documented rate",
+                    "at least µs": None,
+                }
+            )
         slowest = max(rows, key=lambda row: row["at least µs"] or 0)
         note = (
             f"bound from documented peak rates, not a prediction: {slowest['engine']} needs at "
@@ -265,10 +284,14 @@ class Table:
         align = ["right" if n else "left" for n in numeric]
 
         def line(tag, cells):
-            return "<tr>" + "".join(
-                f'<{tag} style="text-align:{a}">{html.escape(c)}</{tag}>'
-                for c, a in zip(cells, align, strict=True)
-            ) + "</tr>"  # fmt: skip
+            return (
+                "<tr>"
+                + "".join(
+                    f'<{tag} style="text-align:{a}">{html.escape(c)}</{tag}>'
+                    for c, a in zip(cells, align, strict=True)
+                )
+                + "</tr>"
+            )
 
         rows = line("th", heads) + "".join(line("td", cells) for cells in body)
         return f"<table>{rows}</table><p>{html.escape(self.note)}</p>"

@@ -32,7 +32,7 @@ def check_rope(q_shape, k_shape, cache_shape, lnc):
         raise ValueError(f"head dimension {D} is odd, but rotation pairs dimension i with i + D/2")
     step = PARTITIONS * lnc
     if S % step:
-        below = f"{S // step * step} or " if S > step else ""
+        below = f"{S // step * step} or " if S // step else ""
         raise ValueError(
             f"sequence length {S} is not a multiple of {step} ({PARTITIONS} rows a tile × LNC "
             f"{lnc}): use {below}{(S // step + 1) * step}"
