@@ -60,9 +60,7 @@ def parse(text: str) -> Machine:
     Raises SettingError when the text is not what AWS documents.
     """
     try:
-        found = json.loads(text)
-        # The documented form is a list of chips; a form that wraps it in an object is known too.
-        chips = found["mlas"] if isinstance(found, dict) else found
+        chips = json.loads(text)
         counts = {chip["nc_count"] for chip in chips}
         lncs = {chip.get("logical_neuroncore_config") or 1 for chip in chips}
         sizes = {chip["memory_size"] for chip in chips}
