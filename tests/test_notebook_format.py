@@ -97,7 +97,7 @@ def test_fix_settles_what_has_one_right_form(tmp_path, capsys):
     del notebook.cells[1]["id"]
     notebook.cells[1].source = "1 + 1  \n\n"
     path = tmp_path / "00_x.ipynb"
-    path.write_text(nbformat.writes(notebook, indent=4))
+    path.write_text(nbformat.v4.writes(notebook, indent=4))
     assert notebook_format.main(["--check", str(tmp_path)]) == 1
     assert "not in canonical form" in capsys.readouterr().out
     assert notebook_format.main(["--fix", str(tmp_path)]) == 0

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     wrong = 0
     for path in find(folder):
         text = path.read_text(encoding="utf-8")
-        notebook = nbformat.reads(text, as_version=4)
+        notebook = nbformat.v4.reads(text)  # unlike nbformat.reads, it mends nothing silently
         if args.fix and text != canonical(notebook):
             path.write_text(canonical(notebook), encoding="utf-8")
             print(f"{path}: rewritten")
@@ -84,7 +84,7 @@ def canonical(notebook: NotebookNode) -> str:
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 output.traceback = [ANSI.sub("", line) for line in output.traceback]
-    return nbformat.writes(notebook).rstrip("\n") + "\n"
+    return nbformat.v4.writes(notebook).rstrip("\n") + "\n"
 
 
 def faults(notebook: NotebookNode) -> list[str]:
