@@ -29,12 +29,12 @@ from qwen3_trainium.statusline import StatusLine
 
 RUNS = ROOT / "runs"
 # torchtitan's line of a step: "step:  3  loss:  8.32302  grad_norm: …  tps: 1,892 …"
-STEP = re.compile(r"\[rank0\]:.*\bstep:\s*(\d+)\s+loss:\s*([-\d.]+|nan|inf).*\btps:\s*([\d,]+)")
+STEP = re.compile(r"\[rank0\]:.* INFO - step:\s*(\d+)\s+loss:\s*([-\d.]+|nan|inf).*\btps:\s*([\d,]+)")
 CHECKPOINT = re.compile(r"step-(\d+)")
 GRACE = 10  # seconds that ranks get to end before they are killed
 
 
-class RunFailed(RuntimeError):
+class RunError(RuntimeError):
     """A rank failed. The message holds its own error, not torchrun's report of it."""
 
 
@@ -70,7 +70,7 @@ def launch(
     torchrun         for several machines, e.g. ["--nnodes=2", "--rdzv-endpoint=HOST:PORT", …]
     overwrite        remove a finished run of this name first
 
-    Raises SettingError before anything is started, RunFailed with the failing rank's error.
+    Raises SettingError before anything is started, RunError with the failing rank's error.
     """
     folder = Path(runs) / recipe / (name or config)
     asked = {
@@ -102,7 +102,7 @@ def launch(
         _write_state(folder, asked, "failed")
         text = (folder / "log.txt").read_text(errors="replace")
         summary = logs.summarise(_last_attempt(text))
-        raise RunFailed(f"{recipe}.{config} failed with exit code {code}\n{summary}")
+        raise RunError(f"{recipe}.{config} failed with exit code {code}\n{summary}")
     _write_state(folder, asked, "complete")
     return Run(folder, profile)
 
@@ -186,8 +186,8 @@ def _check(recipe: str, config: str, profile: Profile, folder: Path) -> None:
     for warning in guards.check_memory(
         model,
         profile.ranks,
-        profile.seq_len,
         profile.device,
+        profile.seq_len,
         local_batch_size=profile.local_batch_size,
     ):
         print(f"warning: {warning}", file=sys.stderr)

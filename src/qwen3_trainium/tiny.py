@@ -5,11 +5,13 @@ head_dim ≠ hidden_size / heads, grouped key heads, rope theta 5,000,000, weigh
 safetensors files with an index. Only widths, depth and vocabulary are small.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
 from qwen3_trainium import data
 from qwen3_trainium.files import written_beside
+from qwen3_trainium.profiles import Profile
 
 VOCAB = 4096
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # Qwen's, in Qwen's order
@@ -46,6 +48,21 @@ CHAT_TEMPLATE = (
     "{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+# Pre-training in about a minute on two cores: 130 steps of 2,048 tokens, two thirds of the text.
+PRETRAINING_STEPS = 130
+PRETRAINING_LOCAL_BATCH = 4  # sequences a rank: fewer would spend the time on communication
+
+
+def pretraining(profile: Profile) -> Profile:
+    """The profile of the run that makes the tiny checkpoint."""
+    return dataclasses.replace(
+        profile,
+        steps=PRETRAINING_STEPS,
+        local_batch_size=PRETRAINING_LOCAL_BATCH,
+        global_batch_size=PRETRAINING_LOCAL_BATCH * profile.ranks,
+    )
 
 
 def make_tokenizer(texts: list[str], folder: Path) -> None:
@@ -94,4 +111,25 @@ def make_scaffold(corpus: Path) -> Path:
         generation = {"bos_token_id": 0, "eos_token_id": [2, 0], "pad_token_id": 0}
         (partial / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
         make_tokenizer(data.read(corpus / "train"), partial)
+    return folder
+
+
+def publish(trained: Path, scaffold: Path, folder: Path) -> Path:
+    """Store a trained tiny model as a release is stored: three shards and an index, whole or not.
+
+    trained    torchtitan's last save of the `pretrain` run
+    Returns `folder`.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from qwen3_trainium import export
+
+    single = export.complete(trained, scaffold, trained.with_name(f"{trained.name}-export"))
+    model = AutoModelForCausalLM.from_pretrained(single, local_files_only=True)
+    with written_beside(folder) as partial:
+        model.save_pretrained(partial, max_shard_size="4MB")  # 10 MB of weights
+        for name in ("config.json", "generation_config.json"):  # as given, not as rewritten
+            (partial / name).write_text((scaffold / name).read_text())
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (partial / name).write_text((scaffold / name).read_text())
     return folder
