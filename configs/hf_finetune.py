@@ -65,7 +65,7 @@ def build(profile: Profile, *, published: bool, folder: Path):
         config.metrics, log_freq=1, enable_tensorboard=True, disable_color_printing=True
     )
     # Fixed, so that a random start can be repeated; written beside the run, so that it can be read.
-    compat.set_fields(config.debug, seed=0, save_config_file="config.json")
+    compat.set_fields(config.debug, seed=0, print_config=False, save_config_file="config.json")
     return config
 
 
@@ -77,12 +77,13 @@ def set_data(config, profile: Profile) -> None:
         config.dataloader = loader.Config(dataset="c4")
     else:
         config.dataloader = loader.Config(dataset="c4_test", dataset_path=str(train))
+    heldout = str(assets.heldout_folder(profile))
     compat.set_fields(
         config.validator,
         enable=True,
         freq=profile.steps,  # after the first step and after the last
         steps=HELDOUT_STEPS,
-        dataloader=loader.Config(dataset="c4_test", dataset_path=str(assets.heldout_folder())),
+        dataloader=loader.Config(dataset="c4_test", dataset_path=heldout),
     )
 
 

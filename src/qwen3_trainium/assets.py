@@ -70,6 +70,10 @@ def _torchtitan_checkout_c4_test() -> Path | None:
     return None
 
 
-def heldout_folder() -> Path:
-    """Text that no recipe trains on, the same on every machine."""
-    return data.make() / "heldout"
+def heldout_folder(profile: Profile) -> Path:
+    """Text that the profile's recipes do not train on.
+
+    Where the documentation itself is trained on, the documents kept apart; elsewhere all the
+    others, so that each of 64 ranks has some of its own to read.
+    """
+    return data.make() / ("heldout" if profile.dataset == "pydoc" else "train")

@@ -161,10 +161,12 @@ def badge(state: str, word: str = "") -> str:
 
 def verdict_html(records: list[dict]) -> str:
     """The table of a lesson's checks. Styles are inline because a notebook has no style sheet."""
-    cell = 'style="text-align:left;vertical-align:top;padding:6px 12px;overflow-wrap:anywhere"'
-    code = cell.replace('style="', 'style="font-family:monospace;')
+    cell = 'style="text-align:left;vertical-align:top;padding:6px 12px;overflow-wrap:break-word"'
+    # A value may be one long word, such as a list of keys; a heading must not be cut at all.
+    code = cell.replace("overflow-wrap:break-word", "overflow-wrap:anywhere;font-family:monospace")
+    name = cell.replace("overflow-wrap:break-word", "white-space:nowrap")
     head = "".join(
-        f"<th {cell}>{name}</th>" for name in ("check", "expected", "measured", "detail", "result")
+        f"<th {name}>{text}</th>" for text in ("check", "expected", "measured", "detail", "result")
     )
     rows = []
     for record in records:

@@ -6,6 +6,7 @@ supplies them; it does nothing where PyTorch finds an accelerator, so that nothi
 active on Trainium or on a GPU.
 """
 
+import contextlib
 import os
 import resource
 import types
@@ -69,10 +70,9 @@ def _peak_resident_bytes() -> int:
 
 
 def _reset_peak_resident() -> None:
-    try:
+    # Not permitted in some containers: the peak then stays that of the whole run.
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # 5 resets the high-water mark alone
-    except OSError:
-        pass  # not permitted in some containers: the peak then stays that of the whole run
 
 
 def _reduce_by_sum() -> None:

@@ -8,7 +8,6 @@ docstrings of standard modules. The text depends on the Python version, so the f
 import importlib
 import inspect
 import json
-import pkgutil
 import re
 import sys
 import warnings
@@ -88,5 +87,3 @@ def read(folder: Path) -> list[str]:
         for line in path.read_text().splitlines()
         if line.strip()
     ]
-
-

@@ -37,7 +37,7 @@ def complete(saved: Path, source: Path, target: Path) -> Path:
     guards.check_run_folder(target)
     shards = sorted(saved.glob("*.safetensors"))
     if not shards:
-        raise SettingError(f"{saved} holds no safetensors files: was the run's last save an export?")
+        raise SettingError(f"{saved} holds no safetensors files: is the last save an export?")
     headers = {shard.name: weights.read_header(shard) for shard in shards}
     config = weights.read_json(source / "config.json")
     with files.written_beside(target) as partial:

@@ -29,7 +29,9 @@ from qwen3_trainium.statusline import StatusLine
 
 RUNS = ROOT / "runs"
 # torchtitan's line of a step: "step:  3  loss:  8.32302  grad_norm: …  tps: 1,892 …"
-STEP = re.compile(r"\[rank0\]:.* INFO - step:\s*(\d+)\s+loss:\s*([-\d.]+|nan|inf).*\btps:\s*([\d,]+)")
+STEP = re.compile(
+    r"\[rank0\]:.* INFO - step:\s*(\d+)\s+loss:\s*([-\d.]+|nan|inf).*\btps:\s*([\d,]+)"
+)
 CHECKPOINT = re.compile(r"step-(\d+)")
 GRACE = 10  # seconds that ranks get to end before they are killed
 
@@ -97,7 +99,7 @@ def launch(
             else f"{folder.name}: unfinished run without a checkpoint found; starting at step 1"
         )
     command = _command(recipe, config, profile, folder, arguments, torchrun)
-    code = _run(command, _environment(profile, folder), folder, asked, status)
+    code = _run(command, environment(profile, folder), folder, asked, status)
     if code:
         _write_state(folder, asked, "failed")
         text = (folder / "log.txt").read_text(errors="replace")
@@ -237,18 +239,19 @@ def _command(recipe, config, profile, folder, arguments, torchrun) -> list[str]:
     ]
 
 
-def _environment(profile: Profile, folder: Path) -> dict[str, str]:
-    environment = dict(os.environ)
-    path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(path)  # so that `configs` is found from anywhere
-    environment[profiles.PROFILE_VARIABLE] = str(folder / "profile.yaml")
-    environment["PYTHONUNBUFFERED"] = "1"
+def environment(profile: Profile, folder: Path) -> dict[str, str]:
+    """Environment variables of a run's ranks, on top of this process's own."""
+    values = dict(os.environ)
+    path = [str(ROOT), *filter(None, [values.get("PYTHONPATH")])]
+    values["PYTHONPATH"] = os.pathsep.join(path)  # so that `configs` is found from anywhere
+    values[profiles.PROFILE_VARIABLE] = str(folder / "profile.yaml")
+    values["PYTHONUNBUFFERED"] = "1"
     if profile.device == "cpu":
         cores = os.cpu_count() or 1
-        environment["OMP_NUM_THREADS"] = str(max(1, cores // profile.ranks))
-        environment.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        environment["HF_DATASETS_CACHE"] = str(ROOT / ".cache" / "datasets")
-    return environment
+        values["OMP_NUM_THREADS"] = str(max(1, cores // profile.ranks))
+        values.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+        values["HF_DATASETS_CACHE"] = str(ROOT / ".cache" / "datasets")
+    return values
 
 
 def _run(command, environment, folder: Path, asked: dict, status: StatusLine) -> int:

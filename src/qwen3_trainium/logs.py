@@ -103,6 +103,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # torchrun prefixes a line with [role3]: and torch a traceback with [rank3]:; both may be there.
 PREFIX = re.compile(r"^\[[a-z_]*?(\d+)\]:\s?")
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failed)\b(?::.*)?$")
+NAMED = re.compile(r"^[A-Za-z_][\w.]*: ")
 FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+), in (\S+)')
 # Errors that are no exceptions: the Neuron runtime's and compiler's own lines.
 NATIVE = re.compile(r"\bERROR\s+(?:NRT|TDRV|NMGR|HAL|NEURON\w*)\b|\bNCC_[A-Z]+\d+|^\[?FATAL")
@@ -158,22 +159,18 @@ def find_failures(text: str) -> list[Failure]:
     open_tracebacks: dict[int | None, list[str]] = {}
     for raw in text.splitlines():
         rank, line = _split(raw)
+        block = open_tracebacks.get(rank)
         if line.startswith("Traceback (most recent call last)"):
             open_tracebacks[rank] = []
-        elif rank in open_tracebacks:
-            block = open_tracebacks[rank]
-            if EXCEPTION.match(line):
-                failures.append(_failure(rank, line, block))
-                del open_tracebacks[rank]
-            elif line.strip() and not line.startswith(" "):
-                # An exception whose name does not say so ends the traceback as well.
-                if re.match(r"^[A-Za-z_][\w.]*: ", line):
-                    failures.append(_failure(rank, line, block))
-                    del open_tracebacks[rank]
-            else:
-                block.append(line)
+        elif block is not None and line.startswith(" "):
+            block.append(line)
+        elif EXCEPTION.match(line) and block is not None:
+            failures.append(_failure(rank, line, open_tracebacks.pop(rank)))
         elif NATIVE.search(line) or (SAYS_ERROR.search(line) and hint(line)):
             failures.append(Failure(rank, line.strip(), "", line))
+        elif block is not None and NAMED.match(line):
+            # An exception whose name does not say that it is one ends a traceback as well.
+            failures.append(_failure(rank, line, open_tracebacks.pop(rank)))
     return failures
 
 

@@ -27,7 +27,8 @@ def render(lessons: list, facts: dict, verdict: dict, folder: Path) -> str:
     body = [
         "<header><h1>Train Qwen3 on AWS Trainium with torchtitan</h1>",
         f"<p class=verdict-line>{checks.badge(ran, f'verdict: {ran}')} "
-        f"{html.escape(checks.summary(verdict['checks']))}</p>",
+        f"{sum(lesson.status == 'passed' for lesson in lessons)} of {len(lessons)} lessons passed; "
+        f"checks: {html.escape(checks.summary(verdict['checks']))}</p>",
         *_what_ran(facts),
         "</header><main>",
         *(_broken(lesson) for lesson in lessons if lesson.error),

@@ -110,6 +110,7 @@ def run(
 ) -> list[Lesson]:
     """Execute the notebooks in order and write OUT. Settings are refused before the first cell."""
     lessons = [Lesson(path.stem, read_lesson(path, {"profile": profile.profile})) for path in paths]
+    out = out.resolve()  # papermill changes the working directory while a lesson runs
     prepare(out, overwrite)
     cell_timeout = cell_timeout or CELL_TIMEOUT[profile.device]
     progress = Progress(sys.stdout, scrub)

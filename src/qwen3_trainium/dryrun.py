@@ -1,0 +1,133 @@
+"""Rank 0 of the instance's 64, on this machine: `python -m qwen3_trainium dry-run`.
+
+torchtitan's fake communication backend answers every collective without moving data. Shapes,
+sharding, the optimizer and the config are real; losses mean nothing. It shows that a recipe is
+built and steps at its real width; it shows nothing of Trainium.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from qwen3_trainium import assets, data, launch, profiles
+from qwen3_trainium.errors import SettingError
+from qwen3_trainium.files import written_beside
+from qwen3_trainium.profiles import Profile
+
+# https://huggingface.co/Qwen/Qwen3-4B-Instruct-2507/blob/main/config.json, as mission facts of
+# the guide repeat it; the release's own file decides when weights are loaded.
+QWEN3_4B_INSTRUCT_2507 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "dtype": "bfloat16",
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2560,
+    "initializer_range": 0.02,
+    "intermediate_size": 9728,
+    "max_position_embeddings": 262144,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 5_000_000,
+    "tie_word_embeddings": True,
+    "vocab_size": 151936,
+}
+PARAMETERS = re.compile(r"size: ([\d,]+) total parameters")
+
+
+def real_width_folder() -> Path:
+    """A model folder of the real architecture with the tiny tokenizer and no weights."""
+    folder = data.CACHE / "dry-run" / "Qwen3-4B-Instruct-2507"
+    if not folder.exists():
+        scaffold = assets.scaffold()
+        with written_beside(folder) as partial:
+            (partial / "config.json").write_text(json.dumps(QWEN3_4B_INSTRUCT_2507, indent=2))
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                (partial / name).write_text((scaffold / name).read_text())
+    return folder
+
+
+def profile_for(folder: Path, *, steps: int, seq_len: int) -> Profile:
+    """The `trn2` profile with a model and a text that lie on this machine."""
+    return dataclasses.replace(
+        profiles.load("trn2"),
+        model=str(folder),
+        dataset=str(data.make() / "train"),
+        steps=steps,
+        seq_len=seq_len,
+    )
+
+
+def dry_run(recipe: str, config: str, profile: Profile, folder: Path, arguments=()) -> dict:
+    """Run rank 0 of `profile.ranks` fake ones in `folder`; returns what its log says.
+
+    Returns {"parameters": int, "steps": int, "seconds": float}.
+    Raises launch.RunError with the rank's own error.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    profiles.save(profile, folder / "profile.yaml")
+    environment = launch.environment(profile, folder)
+    environment |= {
+        **{"NGPU": str(profile.ranks), "WORLD_SIZE": str(profile.ranks)},
+        **{"RANK": "0", "LOCAL_RANK": "0"},
+        **{"OMP_NUM_THREADS": str(os.cpu_count() or 1), "HF_HUB_OFFLINE": "1"},
+    }
+    command = [
+        *(sys.executable, "-m", "qwen3_trainium.train"),
+        *("--module", f"configs.{recipe}", "--config", config, "--dump_folder", str(folder)),
+        *("--comm.mode", "fake_backend"),
+        # Nothing worth saving comes out of collectives that move no data.
+        *("--checkpoint.no-enable", "--validator.no-enable"),
+        *arguments,
+    ]
+    started = time.monotonic()
+    with (folder / "log.txt").open("w") as log:
+        code = subprocess.run(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
+        ).returncode
+    text = (folder / "log.txt").read_text(errors="replace")
+    if code:
+        raise launch.RunError(f"dry run of {recipe}.{config} failed\n{launch.logs.summarise(text)}")
+    size = PARAMETERS.search(text)
+    return {
+        "parameters": int(size[1].replace(",", "")) if size else 0,
+        "steps": len(re.findall(r"INFO - step:", text)),
+        "seconds": time.monotonic() - started,
+    }
+
+
+# Recipe and config of each dry run, the model folder it is given, and its sequence length: short,
+# because a CPU computes what a NeuronCore would.
+DRY_RUNS = {"hf_finetune": ("hf_finetune", "random", real_width_folder, 64)}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m qwen3_trainium dry-run", description=__doc__)
+    parser.add_argument("--only", help=f"one of {', '.join(DRY_RUNS)}")
+    parser.add_argument("--steps", type=int, default=2)
+    args = parser.parse_args(argv)
+    if args.only and args.only not in DRY_RUNS:
+        raise SettingError(f"dry run {args.only!r} is unknown: choose from {', '.join(DRY_RUNS)}")
+    for name in [args.only] if args.only else DRY_RUNS:
+        recipe, config, folder, seq_len = DRY_RUNS[name]
+        profile = profile_for(folder(), steps=args.steps, seq_len=seq_len)
+        print(f"{name}: rank 0 of {profile.ranks}, real widths, sequence {seq_len} …", flush=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            found = dry_run(recipe, config, profile, Path(scratch))
+        print(
+            f"{name}: {found['parameters']:,} parameters, {found['steps']} steps in "
+            f"{found['seconds']:.0f} s on this CPU; not verified on hardware"
+        )
+    return 0
