@@ -10,6 +10,8 @@ from qwen3_trainium.errors import SettingError
 COMMANDS = {
     "check": ("preflight", "look at this machine: versions, devices, disk, memory, assets"),
     "run": ("runner", "run the lessons headless; write notebooks, report and verdict"),
+    "launch": ("launch", "start one recipe of configs/ with torchrun"),
+    "dry-run": ("dryrun", "step rank 0 of 64 fake ones at the instance's real widths"),
     "verify": ("verify", "verify an exported checkpoint folder"),
 }
 

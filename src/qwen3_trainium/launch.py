@@ -5,6 +5,7 @@ torchtitan's own `config.json`, `tb/` and `checkpoint/`. A finished folder is ne
 an unfinished one is continued from its last complete checkpoint.
 """
 
+import argparse
 import contextlib
 import ctypes
 import dataclasses
@@ -107,6 +108,35 @@ def launch(
         raise RunError(f"{recipe}.{config} failed with exit code {code}\n{summary}")
     _write_state(folder, asked, "complete")
     return Run(folder, profile)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m qwen3_trainium launch", description=__doc__)
+    parser.add_argument("recipe", help="module under configs/, e.g. hf_finetune")
+    parser.add_argument("config", help="config function in it, e.g. published")
+    parser.add_argument("--profile", default=profiles.detect(), help="default: the detected one")
+    parser.add_argument("--name", help="run folder runs/RECIPE/NAME; default: the config's name")
+    parser.add_argument("--overwrite", action="store_true", help="remove a finished run first")
+    parser.add_argument(
+        "--torchrun", action="append", default=[], help="an option for torchrun, e.g. --nnodes=2"
+    )
+    parser.add_argument("arguments", nargs="*", help="after --: torchtitan's own options")
+    args = parser.parse_args(argv)
+    try:
+        run = launch(
+            args.recipe,
+            args.config,
+            profiles.load(args.profile),
+            name=args.name,
+            arguments=args.arguments,
+            torchrun=args.torchrun,
+            overwrite=args.overwrite,
+        )
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"run folder: {run.folder.relative_to(ROOT)}")
+    return 0
 
 
 def _steps(folder: Path) -> list[int]:
