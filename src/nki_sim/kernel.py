@@ -114,7 +114,8 @@ def _lint_once(fn, version, strict):
     if findings and strict:
         raise KernelError("\n".join(str(f) for f in findings))
     for finding in findings:
-        warnings.warn(str(finding), LintWarning, stacklevel=4)
+        text = f"{finding.construct}: {finding.reason}"
+        warnings.warn_explicit(text, LintWarning, finding.file, finding.line)
 
 
 def jit(fn=None, **kwargs):

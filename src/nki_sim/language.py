@@ -13,6 +13,7 @@ from . import arch, dma, elementwise, pe, reductions
 from .dtypes import BY_NAME, name_of
 from .enums import engine
 from .errors import fail
+from .lint import REMOVED
 from .machine import MemoryRegion, Storage, current_core
 from .ops import HELPER, OPS
 from .sync import (  # noqa: F401
@@ -39,6 +40,14 @@ shared_hbm = MemoryRegion.shared_hbm
 
 globals().update(OPS)  # nl.add, nl.exp, ...: operators that are also helpers
 bypass = None
+
+
+def __getattr__(name):
+    """Names of earlier generations say what replaced them."""
+    if name in REMOVED:
+        since, instead = REMOVED[name]
+        raise AttributeError(f"nl.{name} was removed in NKI {since}; {instead}")
+    raise AttributeError(f"nki.language has no {name}")
 
 
 class NKIObject:

@@ -1,2 +1,338 @@
-def lint(fn, version="0.6"):
-    return []
+"""Python that an NKI compiler would refuse, found by reading the kernel's source.
+
+NKI 0.3 to 0.6 parse a subset of Python; NKI 0.7 traces all of it, so for 0.7 only names that no
+longer exist and reads of mutable outside state are reported. Sources: the language guide, release
+notes, migration guide, and what AWS's kernel library uses in hundreds of functions.
+"""
+
+import ast
+import builtins
+import inspect
+import os
+import textwrap
+import types
+from dataclasses import dataclass
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+# Names of earlier generations: since when they are gone, and what replaced them.
+REMOVED = {
+    "arange": ("0.3", "index with slices and nl.ds"),
+    "mgrid": ("0.3", "index with slices and nl.ds"),
+    "par_dim": ("0.3", "dimension 0 of a tile is the partition"),
+    "spmd_dim": ("0.3", "launch with kernel[lnc]"),
+    "nc": ("0.3", "launch with kernel[lnc]"),
+    "load_transpose2d": ("0.3", "nisa.dma_transpose"),
+    "tensor_copy_dynamic_src": ("0.4", "nisa.tensor_copy with .ap(scalar_offset=...)"),
+    "tensor_copy_dynamic_dst": ("0.4", "nisa.tensor_copy with .ap(scalar_offset=...)"),
+    "dynamic_range": ("0.7", "nl.fori_loop"),
+}
+REMOVED_ARGUMENTS = {
+    "mask": ("0.3", "clip the slice with min()"),
+    "dst_rmw_op": ("0.3", "nisa.dma_compute"),
+    "imm": ("0.3", "register_move(dst, src=...)"),
+}
+_KEEPS_IMM = {"nc_match_replace8"}  # this instruction still has an argument of that name
+
+_NODES = {
+    ast.ListComp: "list comprehension",
+    ast.SetComp: "set comprehension",
+    ast.DictComp: "dict comprehension",
+    ast.GeneratorExp: "generator expression",
+    ast.Lambda: "lambda",
+    ast.Try: "try/except",
+    ast.TryStar: "try/except",
+    ast.Raise: "raise",
+    ast.Global: "global",
+    ast.Nonlocal: "nonlocal",
+    ast.Yield: "generator (yield)",
+    ast.YieldFrom: "generator (yield from)",
+    ast.Await: "await",
+    ast.AsyncFunctionDef: "async function",
+    ast.AsyncFor: "async for",
+    ast.AsyncWith: "async with",
+    ast.Set: "set literal",
+    ast.Delete: "del",
+    ast.Match: "match",
+    ast.NamedExpr: "assignment expression (:=)",
+    ast.Starred: "star expression",
+}
+_CALLS = {
+    "enumerate",
+    "zip",
+    "sum",
+    "any",
+    "all",
+    "abs",
+    "sorted",
+    "map",
+    "filter",
+    "reversed",
+    "set",
+    "eval",
+    "exec",
+    "open",
+    "getattr",
+    "setattr",
+    "vars",
+    "globals",
+    "iter",
+    "next",
+}
+_BUFFERS = {"sbuf", "psum", "hbm", "shared_hbm", "private_hbm"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One construct outside the documented subset, with its place in the kernel's file."""
+
+    file: str
+    line: int
+    construct: str
+    reason: str
+
+    def __str__(self):
+        return f"{self.file}:{self.line}: {self.construct}: {self.reason}"
+
+
+def lint(kernel, version="0.6"):
+    """Findings for a kernel and every plain function that it reaches, in source order.
+
+    kernel    a function or a jitted kernel
+    version   NKI version whose compiler is asked; before 0.7 it parses a subset of Python
+    Returns a list of Finding, empty when nothing is outside the documented subset.
+    """
+    entry = inspect.unwrap(getattr(kernel, "fn", kernel))
+    findings, queue, seen = [], [entry], set()
+    while queue:
+        fn = queue.pop(0)
+        if fn in seen:
+            continue
+        seen.add(fn)
+        tree = _source(fn)
+        if tree is None:
+            continue
+        visitor = _Visitor(fn, tree, version, entry=fn is entry)
+        visitor.visit(tree)
+        visitor.check_outside_state()
+        findings += visitor.findings
+        queue += visitor.called
+    return sorted(set(findings), key=lambda f: (f.file, f.line, f.construct))
+
+
+def _source(fn):
+    try:
+        lines, start = inspect.getsourcelines(fn)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return ast.increment_lineno(tree, start - 1).body[0]
+
+
+class _Visitor(ast.NodeVisitor):
+    def __init__(self, fn, tree, version, entry):
+        self.fn, self.tree, self.version, self.entry = fn, tree, version, entry
+        self.file = fn.__code__.co_filename
+        self.parsed = version < "0.7"
+        self.findings, self.called = [], []
+        self.bound = {a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)}
+        self.bound |= {
+            n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
+
+    def report(self, node, construct, reason):
+        self.findings.append(Finding(self.file, node.lineno, construct, reason))
+
+    def outside(self, name):
+        """What a free name means to the function: a closure cell, a global or a builtin."""
+        if name in self.bound:
+            return None
+        code = self.fn.__code__
+        if name in code.co_freevars and self.fn.__closure__:
+            cell = self.fn.__closure__[code.co_freevars.index(name)]
+            try:
+                return cell.cell_contents
+            except ValueError:
+                return None
+        return self.fn.__globals__.get(name, getattr(builtins, name, None))
+
+    # ------------------------------------------------------------------ nodes
+    def visit(self, node):
+        name = _NODES.get(type(node))
+        if name and self.parsed:
+            self.report(node, name, "not in the subset of Python that NKI before 0.7 compiles")
+        super().visit(node)
+
+    def visit_FunctionDef(self, node):
+        if self.parsed and node is self.tree and self.entry:
+            if node.args.kwonlyargs:
+                self.report(
+                    node,
+                    "keyword-only argument",
+                    "not allowed in a kernel's signature before NKI 0.7",
+                )
+            if node.args.vararg or node.args.kwarg:
+                self.report(node, "*args or **kwargs", "a kernel's arguments are named")
+        # Decorators and annotations are not part of the compiled body.
+        for statement in node.body:
+            self.visit(statement)
+        for default in node.args.defaults:
+            self.visit(default)
+
+    def visit_AnnAssign(self, node):
+        if node.value:
+            self.visit(node.value)
+        self.visit(node.target)
+
+    def visit_ClassDef(self, node):
+        names = [
+            b.attr if isinstance(b, ast.Attribute) else getattr(b, "id", "") for b in node.bases
+        ]
+        if self.parsed and names != ["NKIObject"]:
+            self.report(node, "class", "the only base allowed before NKI 0.7 is NKIObject")
+        self.generic_visit(node)
+
+    def visit_Compare(self, node):
+        if self.parsed and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+            self.report(
+                node, "is / is not", "refused by the NKI 0.3 notes; write == None or != None"
+            )
+        self.generic_visit(node)
+
+    def visit_With(self, node):
+        for item in node.items:
+            if self.parsed and _callee(item.context_expr) != "no_reorder":
+                self.report(node, "with", "the only context before NKI 0.7 is nl.no_reorder()")
+        self.generic_visit(node)
+
+    def visit_Dict(self, node):
+        for key in node.keys:
+            constant = isinstance(key, ast.Constant)
+            if self.parsed and (key is None or (constant and not isinstance(key.value, str))):
+                self.report(node, "dict key", "only string keys before NKI 0.7")
+        self.generic_visit(node)
+
+    def visit_Subscript(self, node):
+        for part in ast.walk(node.slice):
+            division = isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
+            number = isinstance(part, ast.Constant) and isinstance(part.value, float)
+            if division or number:
+                self.report(part, "float index", "indices are integers; divide with //")
+        self.generic_visit(node)
+
+    def visit_Assign(self, node):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and isinstance(
+                target.slice, (ast.Slice, ast.Tuple)
+            ):
+                self.report(
+                    node,
+                    "assignment to tensor elements",
+                    "write with an instruction such as nisa.tensor_copy",
+                )
+        self.generic_visit(node)
+
+    def visit_While(self, node):
+        if not self.parsed and isinstance(node.test, ast.Name):
+            self.report(node, "while register", "removed in NKI 0.7; use nl.while_loop")
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node):
+        self._check_removed(node, node.attr)
+        module = self.outside(node.value.id) if isinstance(node.value, ast.Name) else None
+        if isinstance(module, types.ModuleType):
+            self._follow(getattr(module, node.attr, None), node)
+        self.generic_visit(node)
+
+    def visit_Name(self, node):
+        if node.id == "neuronxcc":
+            self.report(node, "neuronxcc.nki", "removed in NKI 0.4; import nki")
+        self._follow(self.outside(node.id), node)
+
+    def visit_Call(self, node):
+        callee = _callee(node)
+        if isinstance(node.func, ast.Name):
+            value = self.outside(node.func.id)
+            if (
+                self.parsed
+                and node.func.id in _CALLS
+                and value is getattr(builtins, node.func.id, object())
+            ):
+                self.report(
+                    node,
+                    f"{node.func.id}()",
+                    "no AWS kernel calls it; assume unsafe before NKI 0.7",
+                )
+        for keyword in node.keywords:
+            if keyword.arg in REMOVED_ARGUMENTS and callee not in _KEEPS_IMM and self._is_nki(node):
+                since, instead = REMOVED_ARGUMENTS[keyword.arg]
+                self.report(node, f"{keyword.arg}=", f"removed in NKI {since}; {instead}")
+            literal = isinstance(keyword.value, ast.Constant) and keyword.value.value
+            if keyword.arg == "buffer" and literal in _BUFFERS:
+                self.report(node, "buffer as a string", f"write nl.{literal}")
+        self.generic_visit(node)
+
+    # ------------------------------------------------------------------ what names mean
+    def _is_nki(self, node):
+        root = node.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        value = self.outside(root.id) if isinstance(root, ast.Name) else None
+        module = (
+            getattr(value, "__name__", "")
+            if isinstance(value, types.ModuleType)
+            else (getattr(value, "__module__", "") or "")
+        )
+        return module.startswith(("nki", "nki_sim", "neuronxcc"))
+
+    def _check_removed(self, node, name):
+        if name not in REMOVED or not isinstance(node.value, ast.Name):
+            return
+        value = self.outside(node.value.id)
+        module = getattr(value, "__name__", "") if isinstance(value, types.ModuleType) else ""
+        since, instead = REMOVED[name]
+        if module.startswith(("nki", "neuronxcc")) and self.version >= since:
+            self.report(node, f"{node.value.id}.{name}", f"removed in NKI {since}; {instead}")
+
+    def _follow(self, value, node):
+        """Lint helpers that the kernel reaches; refuse jitted ones."""
+        if type(value).__name__ == "Kernel" and hasattr(value, "fn"):
+            self.report(
+                node,
+                f"call of @nki.jit {value.fn.__name__}",
+                "only the entry is decorated; helpers are plain functions",
+            )
+        elif isinstance(value, types.FunctionType) and not _foreign(value):
+            self.called.append(inspect.unwrap(value))
+
+    def check_outside_state(self):
+        """Reads of mutable globals and closures: a compiled kernel may keep the old value."""
+        reported = set()
+        for node in ast.walk(self.tree):
+            if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
+                continue
+            value = self.outside(node.id)
+            mutable = isinstance(value, (list, dict, set, bytearray)) or (
+                type(value).__module__ in ("numpy", "torch") and hasattr(value, "shape")
+            )
+            if mutable and node.id not in reported:
+                reported.add(node.id)
+                self.report(
+                    node,
+                    f"outside state '{node.id}'",
+                    f"a mutable {type(value).__name__}: kernels must be pure, because a "
+                    "compiled one may keep an old value; pass it or make it a tuple",
+                )
+
+
+def _callee(node):
+    if not isinstance(node, ast.Call):
+        return None
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _foreign(fn):
+    """True for functions of this simulator, of Python's library and of installed packages."""
+    file = fn.__code__.co_filename
+    return file.startswith((_PACKAGE, _LIBRARY)) or "site-packages" in file

@@ -233,11 +233,7 @@ def tensor_tensor_scan(
 ):
     """r[i] = (data0[i] op0 r[i-1]) op1 data1[i] along the free axis, in float32; dst = r."""
     x, y = rows(data0), rows(data1)
-    state = (
-        np.broadcast_to(per_partition(initial, data0), (len(x), 1, 1)).reshape(-1)
-        if (not np.isscalar(initial))
-        else np.full(len(x), initial, np.float32)
-    )
+    state = np.broadcast_to(per_partition(initial, data0).reshape(-1), len(x))
     result = np.empty_like(x)
     for i in range(x.shape[1]):
         state = _ordered(op1, _ordered(op0, x[:, i], state, reverse0), y[:, i], reverse1)

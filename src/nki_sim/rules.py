@@ -17,7 +17,7 @@ def same_partitions(*names):
                 )
         return None
 
-    return Rule("equal P: " + ", ".join(names), check)
+    return Rule("equal P: " + ", ".join(names), check, "same_partitions", names)
 
 
 def same_size(*names):
@@ -33,7 +33,12 @@ def same_size(*names):
                 )
         return None
 
-    return Rule("equal P and equal N: " + ", ".join(names) + " (nothing broadcasts)", check)
+    return Rule(
+        "equal P and equal N: " + ", ".join(names) + " (nothing broadcasts)",
+        check,
+        "same_size",
+        names,
+    )
 
 
 def not_both_psum(one, two):
@@ -44,7 +49,7 @@ def not_both_psum(one, two):
             return f"{one} {x.describe()} and {two} {y.describe()} both lie in psum"
         return None
 
-    return Rule(f"{one} and {two} are not both in PSUM", check)
+    return Rule(f"{one} and {two} are not both in PSUM", check, "not_both_psum", (one, two))
 
 
 def same_dtype(*names):
@@ -55,7 +60,7 @@ def same_dtype(*names):
                 return f"{tiles[0][0]} {tiles[0][1].describe()}, {name} {t.describe()}"
         return None
 
-    return Rule("equal dtype: " + ", ".join(names), check)
+    return Rule("equal dtype: " + ", ".join(names), check, "same_dtype", names)
 
 
 def engine_is(*allowed):
@@ -64,7 +69,7 @@ def engine_is(*allowed):
             return f"engine {a['engine'].name}"
         return None
 
-    return Rule("engine " + "/".join(allowed), check)
+    return Rule("engine " + "/".join(allowed), check, "engine_is", allowed)
 
 
 def gpsimd_not_psum(*names):
@@ -77,4 +82,4 @@ def gpsimd_not_psum(*names):
                 return f"{name} {t.describe()} on engine gpsimd"
         return None
 
-    return Rule("GpSimd has no access to PSUM", check)
+    return Rule("GpSimd has no access to PSUM", check, "gpsimd_not_psum", names)

@@ -79,10 +79,13 @@ def scalar_or_vec(**limits):
 
 
 class Rule:
-    """A documented rule; `check(arguments)` returns what was found against it, or None."""
+    """A documented rule; `check(arguments)` returns what was found against it, or None.
 
-    def __init__(self, text, check):
-        self.text, self.check = text, check
+    kind and names   which shared rule of rules.py it is, over which operands: tests break it so
+    """
+
+    def __init__(self, text, check, kind=None, names=()):
+        self.text, self.check, self.kind, self.names = text, check, kind, names
 
 
 class Instruction:
