@@ -61,7 +61,7 @@ def folders(originals, tmp_path):
 @pytest.fixture
 def heldout(tmp_path):
     path = tmp_path / "heldout.jsonl"
-    texts = ["abcHELLOabcabc" * 3, "yyyyaaaaxxxx"] * 8
+    texts = ["abcHELLOabcabc" * 3, "wwwwaaaaxxxx"] * 8
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
