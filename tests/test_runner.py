@@ -129,6 +129,7 @@ def test_results_hold_no_secret_and_no_partial_file(ran):
         ("untagged_parameters", "has 0 cells tagged 'parameters': tag exactly one"),
         ("two_parameters_cells", "has 2 cells tagged 'parameters': tag exactly one"),
         ("unknown_parameter", "has no parameter 'profile': its parameters cell assigns steps"),
+        ("parameters_are_not_python", "parameters cell of .* is not Python: .* in line 1"),
         ("empty", "has 0 cells tagged 'parameters': tag exactly one"),
     ],
 )
@@ -159,12 +160,25 @@ def test_existing_results_are_refused_and_survive(tmp_path):
     assert json.loads((out / "verdict.json").read_text())["passed"] is True
 
 
-def test_a_failed_setup_lesson_stops_the_run(tmp_path):
+def test_a_failed_setup_lesson_stops_the_run_and_old_outputs_do_not_count(ran, tmp_path):
     paths = tiny_notebooks.write(tmp_path, tiny_notebooks.LESSONS)
     setup = paths["no_verdict"].rename(tmp_path / "00_setup.ipynb")
+    nbformat.write(ran[0]["passes"].notebook, paths["passes"])  # with committed outputs
     lessons = runner.run([setup, paths["passes"]], CPU, tmp_path / "out")
     assert [lesson.status for lesson in lessons] == ["no verdict", "not run"]
+    verdict = json.loads((tmp_path / "out" / "verdict.json").read_text())
+    assert [record["id"] for record in verdict["checks"]] == ["alone.sum"]
     assert "not run" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_kernel_that_does_not_start_is_reported(ran, tmp_path, monkeypatch):
+    paths = tiny_notebooks.write(tmp_path, tiny_notebooks.LESSONS)
+    nbformat.write(ran[0]["passes"].notebook, paths["passes"])
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    (lesson,) = runner.run([paths["passes"]], CPU, tmp_path / "out")
+    assert lesson.status == "kernel died"
+    assert lesson.error.startswith("the kernel could not be run: Kernel died before replying")
+    assert lesson.checks() == []
 
 
 def test_select(tmp_path):
@@ -177,6 +191,9 @@ def test_select(tmp_path):
     ]
     with pytest.raises(SettingError, match="--only names lesson '99', which does not exist"):
         runner.select(tmp_path, "10,99")
+    (tmp_path / "10_again.ipynb").touch()
+    with pytest.raises(SettingError, match="have the same number"):
+        runner.select(tmp_path)
 
 
 def test_no_lesson_is_no_pass():

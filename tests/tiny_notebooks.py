@@ -88,6 +88,7 @@ REFUSED = {
     "untagged_parameters": [PARAMETERS[1], IMPORT, two_and_two("untagged.sum"), VERDICT],
     "two_parameters_cells": [PARAMETERS, PARAMETERS, IMPORT, VERDICT],
     "unknown_parameter": [("parameters", "steps = 10"), IMPORT, two_and_two("a.sum"), VERDICT],
+    "parameters_are_not_python": [("parameters", "profile = = 3"), VERDICT],
     "empty": [],
 }
 
