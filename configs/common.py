@@ -1,0 +1,81 @@
+"""What every recipe sets the same way: sizes, text, optimizer, checkpoints, metrics."""
+
+import json
+from pathlib import Path
+
+from qwen3_trainium import assets, compat
+from qwen3_trainium.profiles import Profile
+
+# torchtitan's pre-training rate for its full-size configs, and its rate for fine-tuning real
+# weights (transformers_modeling_backend_sft_full). At 8e-4 ten steps would undo published weights.
+RANDOM_LEARNING_RATE = 8e-4
+PUBLISHED_LEARNING_RATE = 2e-5
+HELDOUT_STEPS = 4  # batches of held-out text a rank reads for its loss; 2,048 tokens on cpu
+
+
+def set_run(config, profile: Profile, folder: Path, *, published: bool) -> None:
+    """Set every field of a run that depends on the profile and not on how the model is built.
+
+    published   True starts from the safetensors in `folder`, False from random weights
+    folder      Hugging Face model folder: architecture, tokenizer and, if published, weights
+    """
+    config.hf_assets_path = str(folder)
+    on_cpu = profile.device == "cpu"
+    compat.set_fields(
+        config.training,
+        local_batch_size=profile.local_batch_size,
+        global_batch_size=profile.global_batch_size,
+        seq_len=profile.seq_len,
+        steps=profile.steps,
+        # float32 on CPU so that losses can be compared to the digit; bfloat16 compute elsewhere
+        # with float32 master weights, since bfloat16 weights alone do not move at these rates.
+        mixed_precision_param="float32" if on_cpu else "bfloat16",
+    )
+    # All ranks in one fully sharded data-parallel group: -1 takes what the others leave.
+    compat.set_fields(config.parallelism, data_parallel_shard_degree=-1, tensor_parallel_degree=1)
+    set_data(config, profile)
+
+    rate = PUBLISHED_LEARNING_RATE if published else RANDOM_LEARNING_RATE
+    config.optimizer = compat.symbol("torchtitan.components.optimizer", "default_adamw")(lr=rate)
+    # The schedule belongs to the whole run: a run stopped early and resumed keeps its rates.
+    compat.set_fields(config.lr_scheduler, total_steps=profile.steps)
+
+    compat.set_fields(
+        config.checkpoint,
+        enable=True,  # without it `hf_assets_path` would give the tokenizer alone, no weights
+        initial_load_in_hf=published,
+        interval=max(1, profile.steps // 2),  # full state, from which a killed run resumes
+        last_save_model_only=True,  # the last one is the export: weights in safetensors …
+        last_save_in_hf=True,
+        export_dtype=saved_dtype(folder),  # … in the dtype that the folder's config names
+        keep_latest_k=2,
+    )
+    compat.set_fields(
+        config.metrics, log_freq=1, enable_tensorboard=True, disable_color_printing=True
+    )
+    # Fixed, so that a random start can be repeated; written beside the run, so that it can be read.
+    compat.set_fields(config.debug, seed=0, print_config=False, save_config_file="config.json")
+
+
+def set_data(config, profile: Profile) -> None:
+    """The same loader for training and held-out text: JSON lines with a `text` field."""
+    loader = compat.symbol("torchtitan.hf_datasets.text_datasets", "HuggingFaceTextDataLoader")
+    train = assets.train_folder(profile)
+    if train is None:  # no torchtitan checkout on this machine: stream the full set
+        config.dataloader = loader.Config(dataset="c4")
+    else:
+        config.dataloader = loader.Config(dataset="c4_test", dataset_path=str(train))
+    heldout = str(assets.heldout_folder(profile))
+    compat.set_fields(
+        config.validator,
+        enable=True,
+        freq=profile.steps,  # after the first step and after the last
+        steps=HELDOUT_STEPS,
+        dataloader=loader.Config(dataset="c4_test", dataset_path=heldout),
+    )
+
+
+def saved_dtype(folder: Path) -> str:
+    """The dtype of a model folder's weights, by its config.json (Transformers 4 and 5 names)."""
+    config = json.loads((folder / "config.json").read_text())
+    return config.get("dtype") or config.get("torch_dtype") or "float32"
