@@ -1,6 +1,9 @@
 """Preflight on machines that are not here: every line is a pure function of what was found."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -318,9 +321,9 @@ def test_unknown_profile_is_refused():
 def test_damaged_model_folder_fails_the_model_line(quick, tmp_path):
     folder = toys.qwen3(tmp_path / "model")
     profile = profiles.load("cpu", model=str(folder))
-    assert preflight.check_assets(profile).found == "here and whole"
+    assert preflight.check_model(profile).found == "here and whole"
     (folder / "model.safetensors").write_bytes(b"")
-    line = preflight.check_assets(profile)
+    line = preflight.check_model(profile)
     assert line.status == "FAIL"
     assert "truncated or corrupt" in line.found
 
@@ -333,10 +336,41 @@ def test_token_is_shown_as_yes_or_no(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", secret)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **kwargs: None)
     monkeypatch.setattr(preflight, "model_folder", lambda profile: None)
-    line = preflight.check_assets(profiles.load("trn2"))
+    line = preflight.check_model(profiles.load("trn2"))
     assert line.status == "OK"
     assert "token: yes" in line.found
     assert secret not in preflight.text([line])
+
+
+def test_dataset_that_is_unknown_or_has_no_text(tmp_path):
+    assert preflight.check_dataset(profiles.load("cpu")).status == "OK"
+    assert preflight.check_dataset(profiles.load("cpu", dataset="c5")).status == "FAIL"
+    (tmp_path / "a.jsonl").write_text('{"txt": "a"}\n')
+    line = preflight.check_dataset(profiles.load("cpu", dataset=str(tmp_path)))
+    assert line.status == "FAIL"
+    assert "line 1 of" in line.found
+
+
+STUBBED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[3:]:
+    sys.modules[name] = None  # as if it were not installed
+from qwen3_trainium import preflight
+lines = preflight.report(sys.argv[2])
+assert not {"torch", "torchtitan", "torch_neuronx"} & {k for k, v in sys.modules.items() if v}
+print([line.status for line in lines if line.name == "torchtitan symbols"])
+"""
+
+
+@pytest.mark.parametrize("profile", ["cpu", "trn2"])
+def test_report_imports_no_torch_and_initialises_no_device(profile, tmp_path):
+    """A notebook that starts torchrun must not own cores itself (report 12)."""
+    (tmp_path / "torch_neuronx.py").write_text("raise SystemExit('a device was initialised')")
+    command = [sys.executable, "-c", STUBBED, str(tmp_path), profile, "torch", "torchtitan"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "['SKIP']", done.stderr
 
 
 # --- torchtitan's names -----------------------------------------------------------------------

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from qwen3_trainium import guards, neuron, profiles, weights
+from qwen3_trainium import assets, guards, neuron, profiles, weights
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.launch import run_bytes
 from qwen3_trainium.profiles import ROOT, Profile
@@ -93,7 +93,7 @@ def report(profile: Profile | str) -> list[Line]:
             )
         )
     lines += check_room(profile, machine)
-    return [*lines, check_assets(profile)]
+    return [*lines, check_model(profile), check_dataset(profile)]
 
 
 def installed_versions() -> dict[str, str]:
@@ -437,7 +437,7 @@ def model_facts(profile: Profile) -> weights.ModelFacts | None:
         try:
             return guards.check_model_folder(folder)
         except SettingError:
-            return None  # `check_assets` says what is wrong with it
+            return None  # `check_model` says what is wrong with it
     config = weights.PUBLISHED.get(profile.model)
     return weights.facts(config) if config else None
 
@@ -451,7 +451,7 @@ def model_folder(profile: Profile) -> Path | None:
     return next((place for place in places if place.is_dir()), None)
 
 
-def check_assets(profile: Profile) -> Line:
+def check_model(profile: Profile) -> Line:
     """The model is here and whole, or can be made, or the hub can be reached.
 
     A token's presence is shown as yes or no; its value is never read into a line.
@@ -474,6 +474,22 @@ def check_assets(profile: Profile) -> Line:
         do = "check the network, or put the model folder in place"
         return Line(FAIL, name, f"not here, hub: {type(error).__name__}", wanted, do)
     return Line(OK, name, f"not here yet, hub reached (token: {token})", wanted)
+
+
+def check_dataset(profile: Profile) -> Line:
+    """The text to train on is here, or is made, or will be streamed from the hub."""
+    name, wanted = "dataset", f"{profile.dataset} here or within reach"
+    if profile.dataset == "pydoc":
+        return Line(OK, name, "made from the standard library's documentation", wanted)
+    try:
+        folder = assets.train_folder(profile)
+    except SettingError as error:
+        found, do = _halves(error)
+        return Line(FAIL, name, found, wanted, do)
+    if folder is None:
+        do = "set TORCHTITAN to a checkout of torchtitan if the hub cannot be reached"
+        return Line(WARN, name, "no checkout holds it: streamed from the hub", wanted, do)
+    return _guarded(name, wanted, lambda: guards.check_dataset_folder(folder), "here and whole")
 
 
 def _guarded(name: str, wanted: str, guard: Callable[[], object], found: str) -> Line:
