@@ -117,12 +117,12 @@ def test_outputs_of_a_run_are_saved_back_clean(tmp_path):
     notebook_format.save_outputs(tmp_path / "out" / path.name, path)
     saved = nbformat.read(path, as_version=4)
     code = [cell for cell in saved.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == [1, 2, 3, 4, 5, 6, 7]
+    assert [cell.execution_count for cell in code] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert "papermill" not in path.read_text()
     assert "profile is cpu" in path.read_text()
     assert all("injected-parameters" not in cell.metadata.get("tags", []) for cell in code)
     # The lesson prints its interpreter on purpose, and that may be anywhere.
-    code[3].outputs = []
+    code[4].outputs = []
     assert notebook_format.faults(saved) == []
     before = path.read_text()
     saved.cells[-1].source += "  # edited"

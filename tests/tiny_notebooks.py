@@ -28,6 +28,9 @@ LESSONS = {
         PARAMETERS,
         IMPORT,
         "checks.environment(profiles.load(profile))",
+        "from IPython.display import display\n\n"
+        "line = display({'text/plain': 'step 1'}, raw=True, display_id=True)\n"
+        "line.update({'text/plain': 'step 2'}, raw=True)",
         "print('profile is', profile)\nprint('offline is', os.environ.get('HF_HUB_OFFLINE'))\n"
         "print('interpreter is', sys.executable)",
         two_and_two("tiny.sum"),

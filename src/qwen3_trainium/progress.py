@@ -1,6 +1,7 @@
 """What a run shows in a terminal, or in the log of a machine that has none."""
 
 import re
+import shutil
 import threading
 import time
 
@@ -19,6 +20,8 @@ class Progress:
         self.scrub = scrub
         self.terminal = stream.isatty()
         self.status = ""
+        self.redrawn = ""  # the last state of a line that the running cell redraws
+        self.redrawn_at = 0.0
         self.since = time.monotonic()
         self.pending = ""
         self.lock = threading.Lock()  # a cell prints from papermill's thread, `tick` from another
@@ -32,7 +35,7 @@ class Progress:
 
     def cell(self, lesson: str, number: int, count: int) -> None:
         with self.lock:
-            self.status = f"  {lesson}  cell {number}/{count}"
+            self.status, self.redrawn = f"  {lesson}  cell {number}/{count}", ""
             if not self.terminal:
                 self.stream.write(f"{self.status}  {time.monotonic() - self.since:.0f} s\n")
                 self.stream.flush()
@@ -40,6 +43,15 @@ class Progress:
     def lesson(self, text: str) -> None:
         self.since = time.monotonic()
         self.line(text)
+
+    def redraw(self, text: str) -> None:
+        """Show the new state of a cell's line; a log gets a sign of life every ten seconds."""
+        with self.lock:
+            self.redrawn = self.scrub(ANSI.sub("", text)).partition("\n")[0]
+            if not self.terminal and time.monotonic() - self.redrawn_at > 10:
+                self.redrawn_at = time.monotonic()
+                self.stream.write(f"    {self.redrawn}\n")
+                self.stream.flush()
 
     def tick(self) -> None:
         with self.lock:
@@ -67,4 +79,6 @@ class Progress:
 
     def _draw(self):
         if self.terminal and self.status:
-            self.stream.write(f"{self.status}  {time.monotonic() - self.since:.0f} s")
+            text = f"{self.status}  {time.monotonic() - self.since:.0f} s  {self.redrawn}"
+            # A longer one would wrap, and only its last row would be erased.
+            self.stream.write(text[: shutil.get_terminal_size().columns - 1].rstrip())

@@ -25,6 +25,8 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpec
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
+from papermill.clientwrap import PapermillNotebookClient
+from papermill.engines import Engine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 from papermill.execute import remove_error_markers
 
@@ -41,6 +43,10 @@ CELL_TIMEOUT = {"cpu": 1800, "neuron": 6 * 3600}
 QUIET = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 # The laptop run never asks the hub; a lesson that does fails at once instead of trying for minutes.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+
+LOG = logging.getLogger("papermill")
+LOG.setLevel(logging.CRITICAL)  # what it says of a failure, `settle` says in our own words
 
 
 @dataclasses.dataclass
@@ -243,9 +249,6 @@ def execute(
         progress.cell(lesson.name, started, len(code_cells) + 1)
 
     def on_executed(cell, cell_index, execute_reply):
-        for output in cell.outputs:
-            if checks.CHECK in output.get("data", {}):
-                progress.line(f"  {output.data['text/plain']}")
         # For whoever wants to look into a long run, or one whose terminal was lost.
         save(out / f"{lesson.name}.partial.ipynb", nbformat.writes(lesson.notebook))
 
@@ -255,11 +258,12 @@ def execute(
                 lesson.notebook,
                 None,
                 {"profile": profile.profile},
+                engine_name="lessons",
                 kernel_name="python3",
                 progress_bar=False,
                 cwd=folder,
                 stdout_file=progress,
-                execution_timeout=cell_timeout,
+                timeout=cell_timeout,
                 coalesce_streams=True,
                 kernel_manager_class=kernels,
                 on_notebook_start=on_start,
@@ -269,7 +273,6 @@ def execute(
         except Exception as error:
             failures.append(error)
 
-    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # we report in our own words
     begin = time.monotonic()
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
@@ -285,6 +288,30 @@ def execute(
     lesson.seconds = time.monotonic() - begin
     lesson.notebook = remove_error_markers(lesson.notebook)
     settle(lesson, failures[0] if failures else None, cell_timeout)
+
+
+class LessonClient(PapermillNotebookClient):
+    """Papermill's client; it also shows checks, and the line that a long cell redraws."""
+
+    def process_message(self, msg, cell, cell_index):
+        content = msg["content"]
+        if msg["msg_type"] in ("display_data", "update_display_data"):
+            text = content["data"].get("text/plain", "")
+            if checks.CHECK in content["data"]:
+                self.stdout_file.line(f"  {text}")
+            elif "display_id" in content.get("transient", {}):
+                self.stdout_file.redraw(text)
+        return super().process_message(msg, cell, cell_index)
+
+
+class LessonEngine(Engine):
+    @classmethod
+    def execute_managed_notebook(cls, nb_man, kernel_name, input_path, start_timeout, **options):
+        options |= {"kernel_name": kernel_name, "startup_timeout": start_timeout, "log": LOG}
+        LessonClient(nb_man, **options).execute()
+
+
+papermill_engines.register("lessons", LessonEngine)
 
 
 def kernel_manager(environment: dict) -> type[AsyncKernelManager]:
