@@ -46,3 +46,13 @@ def set_fields(config, **values) -> None:
                 f"install {TESTED}"
             )
         setattr(config, name, value)
+
+
+def native_config():
+    """torchtitan's own config of the native Qwen3 whose name the guide starts from, as shipped."""
+    return symbol("torchtitan.models.qwen3.config_registry", "qwen3_32b")()
+
+
+def native_spec(flavor: str):
+    """A fresh model spec of torchtitan's native Qwen3, e.g. "4B", as shipped."""
+    return symbol("torchtitan.models.qwen3", "model_registry")(flavor)

@@ -1,0 +1,111 @@
+"""Replacements for parts of torchtitan's native model, each named by `--override.imports`.
+
+torchtitan finds an override by its import path: `qwen3_trainium.overrides.sdpa` is the function
+`sdpa` of this module. Each replaced part is one `[Override] …` line in a run's log.
+
+Shape suffixes: B batch, S sequence, N heads (query or key), H head_dim; L query position, M key
+position (both S long).
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from torchtitan.config.override import derive, override
+from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.module import Module
+
+from qwen3_trainium.attention import document_mask
+
+SDPA = "qwen3_trainium.overrides.sdpa"
+SDPA_CAUSAL = "qwen3_trainium.overrides.sdpa_causal"
+
+
+class DocumentAttention(Module):
+    """Scaled-dot-product attention that keeps the documents of a packed batch apart.
+
+    The meaning of torchtitan's FlexAttention with its causal document mask, in the one attention
+    operator that has a backward on every device. The mask is B·S² booleans, 4 MiB at 2,048
+    tokens, made once a step; FlexAttention needs none, which is why it stays the default
+    upstream.
+    """
+
+    # torchtitan's trainer and validator build a mask for attentions configured by a FlexAttention
+    # config, and for no other that fits: the subclass is how we ask for one.
+    @dataclass(kw_only=True, slots=True)
+    class Config(FlexAttention.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+
+    # Argument names are torchtitan's: its tensor-parallel wrapper finds q, k and v by them.
+    def forward(
+        self,
+        q_BLNH: torch.Tensor,
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
+        *,
+        attention_masks: torch.Tensor,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Attend within documents; returns `[B, L, N, H]` in the dtype of `q_BLNH`.
+
+        q_BLNH            queries; k_BLNH, v_BLNH may have fewer heads if `enable_gqa`
+        attention_masks   bool `[B, 1, L, M]`, True where L may see M, from `document_mask`
+        """
+        out_BNLH = functional.scaled_dot_product_attention(
+            q_BLNH.transpose(1, 2),
+            k_BLNH.transpose(1, 2),
+            v_BLNH.transpose(1, 2),
+            attn_mask=attention_masks,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+        return out_BNLH.transpose(1, 2)
+
+
+@override(target=FlexAttention.Config, description="documents kept apart by a boolean mask")
+def sdpa(config: FlexAttention.Config) -> DocumentAttention.Config:
+    """Attention for machines where FlexAttention cannot train; the same meaning."""
+    return derive(config, DocumentAttention.Config)
+
+
+@override(target=FlexAttention.Config, description="causal only: documents see each other")
+def sdpa_causal(config: FlexAttention.Config) -> ScaledDotProductAttention.Config:
+    """torchtitan's own causal attention, without a mask: faster, and a change of meaning.
+
+    A token sees every earlier token of its sequence, those of other documents as well.
+    """
+    return derive(config, ScaledDotProductAttention.Config)
+
+
+def _build_document_masks() -> None:
+    """Let the native decoder hand `DocumentAttention` a boolean mask in place of a BlockMask."""
+    stock = Decoder.get_attention_masks
+
+    @functools.wraps(stock)
+    def get_attention_masks(self, positions: torch.Tensor):
+        attention = self.config.first_attention
+        if attention is None or not isinstance(attention.inner_attention, DocumentAttention.Config):
+            return stock(self, positions)
+        return document_mask(positions)
+
+    Decoder.get_attention_masks = get_attention_masks
+
+
+_build_document_masks()
+
+
+def attention_of(config) -> str:
+    """How a native model config treats packed documents, in words for a log or a verdict."""
+    names = {
+        DocumentAttention.Config: "sdpa, documents apart",
+        ScaledDotProductAttention.Config: "sdpa, CAUSAL ONLY: documents see each other",
+        FlexAttention.Config: "FlexAttention, documents apart",
+    }
+    found = {type(layer.attention.inner_attention) for layer in config.layers}
+    return "; ".join(sorted(names.get(kind, kind.__qualname__) for kind in found))
