@@ -157,6 +157,12 @@ class Side:
             return
         if write and storage.is_input and storage.first_write is None:
             storage.first_write = kernel_line()
+            if storage._data is not None and not storage._data.flags.writeable:
+                fail(
+                    f"{self.name} {self.t.describe()} is an input whose array is read-only",
+                    rule="an input changed in place needs a writable array",
+                    instruction=self.instruction,
+                )
         if core.launch.lnc > 1:
             core.accesses.append((storage, write, self.t, self.rows, self.valid, kernel_line()))
 

@@ -48,7 +48,7 @@ def name_of(dtype):
             text = str(dtype)
     text = {"bool": "bool_"}.get(text, text)
     if text not in BY_NAME:
-        raise TypeError(f"NKI has no dtype {dtype}; cast to one of {', '.join(sorted(BY_NAME))}")
+        raise TypeError(f"NKI has no dtype {text}; cast to one of {', '.join(sorted(BY_NAME))}")
     return text
 
 

@@ -13,7 +13,7 @@ from .errors import fail
 from .machine import current_core
 from .numeric import f32, free_size, like, per_partition, store
 from .ops import OPS, Op
-from .rules import engine_is, gpsimd_not_psum, not_both_psum, same_dtype, same_partitions, same_size
+from .rules import engine_is, gpsimd_not_psum, not_both_psum, same_partitions, same_size
 from .table import CHIP, SB, Rule, inp, instruction, mark_written, out, scalar_or_vec
 from .tensors import NkiTensor
 
@@ -469,7 +469,6 @@ def _check_predicate_src(a):
         same_size("dst", "predicate"),
         Rule("src has dst's dtype and N", _check_predicate_src),
         not_both_psum("src", "predicate"),
-        same_dtype("dst", "src"),
     ],
     cost=_cost,
     marks=False,

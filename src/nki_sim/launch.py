@@ -232,6 +232,7 @@ class Argument:
             self.contiguous = np.ascontiguousarray(array)
             self.copied = not np.shares_memory(self.contiguous, array)
             data = self.contiguous.reshape(-1).view(np.uint8)
+            data.flags.writeable = array.flags.writeable
         region = MemoryRegion.shared_hbm if lnc > 1 else MemoryRegion.hbm
         shape = tuple(value.shape) or (1,)
         self.storage = Storage(shape, self.dtype, region, name, data=data)

@@ -168,7 +168,7 @@ def affine_select(
 def _eight(*names):
     def check(a):
         for name in names:
-            if free_size(a[name]) != 8:
+            if a[name] is not None and free_size(a[name]) != 8:
                 return f"{name} {a[name].describe()}"
         return None
 
@@ -230,7 +230,11 @@ def nc_find_index8(dst, data, vals, name=None):
     data=inp(CHIP),
     vals=inp(CHIP),
     dst_idx=out(CHIP, ("uint16", "uint32"), none=True),
-    rules=[same_size("dst", "data"), same_partitions("dst", "vals"), _eight("vals")],
+    rules=[
+        same_size("dst", "data"),
+        same_partitions("dst", "vals", "dst_idx"),
+        _eight("vals", "dst_idx"),
+    ],
     cost=_cost,
 )
 def nc_match_replace8(dst, data, vals, imm, dst_idx=None, name=None):

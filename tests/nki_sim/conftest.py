@@ -3,11 +3,12 @@
 import sys
 
 import hypothesis
+import pytest
+
 import nki_sim.isa
 import nki_sim.language
 import nki_sim.nki
 import nki_sim.typing
-import pytest
 
 sys.modules["nki"] = nki_sim.nki
 sys.modules["nki.isa"] = nki_sim.isa
@@ -21,4 +22,4 @@ hypothesis.settings.load_profile("tests")
 
 @pytest.fixture(autouse=True)
 def _warnings(recwarn):
-    """Test kernels are closures and use all of Python; what lint says of that is not of interest."""
+    """Test kernels are closures and use all of Python; lint may say so, unread."""

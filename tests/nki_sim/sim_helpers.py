@@ -2,6 +2,7 @@
 
 import numpy as np
 from hypothesis import strategies as st
+
 from nki_sim import arch
 from nki_sim.dtypes import BY_NAME, INTEGERS
 from nki_sim.launch import Launch

@@ -4,14 +4,12 @@ Expected values are stated here again in numpy, from the documentation. They mus
 bit: both sides compute in float32 in the documented order and round once.
 """
 
-import numpy as np
 import nki.isa as nisa
 import nki.language as nl
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nki_sim.dtypes import BY_NAME
-from nki_sim.table import TABLE
 from sim_helpers import (
     Views,
     blank,
@@ -26,6 +24,9 @@ from sim_helpers import (
     shapes,
     tile,
 )
+
+from nki_sim.dtypes import BY_NAME
+from nki_sim.table import TABLE
 
 COVERED = set()
 F32 = np.float32
@@ -270,11 +271,12 @@ ACTIVATIONS = {
     "sigmoid": _sigmoid,
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: 0.5 * x * (1 + _erf(x / np.sqrt(2))),
-    "gelu_dx": lambda x: 0.5 * (1 + _erf(x / np.sqrt(2)))
-    + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi),
-    "gelu_apprx_tanh": lambda x: 0.5
-    * x
-    * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "gelu_dx": lambda x: (
+        0.5 * (1 + _erf(x / np.sqrt(2))) + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+    ),
+    "gelu_apprx_tanh": lambda x: (
+        0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    ),
     "gelu_apprx_sigmoid": lambda x: _SWISH(x, 1.702),
     "gelu_apprx_sigmoid_dx": lambda x: _SWISH_DX(x, 1.702),
     "silu": lambda x: _SWISH(x, 1.0),
@@ -692,7 +694,8 @@ def test_dma_compute_adds(draw, rng, views):
 
 @covers("dma_transpose")
 @pytest.mark.parametrize(
-    ("shape", "axes"), [((16, 40), (1, 0)), ((16, 3, 40), (2, 1, 0)), ((16, 1, 2, 40), (3, 1, 2, 0))]
+    ("shape", "axes"),
+    [((16, 40), (1, 0)), ((16, 3, 40), (2, 1, 0)), ((16, 1, 2, 40), (3, 1, 2, 0))],
 )
 def test_dma_transpose(shape, axes):
     x = random_values(np.random.default_rng(0), shape, "bfloat16")

@@ -1,0 +1,194 @@
+"""Two cores of one launch: barriers, shared HBM, exchanges, races, deterministic order."""
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+from sim_helpers import blank, on_core, tile
+
+from nki_sim import KernelError, simulate
+from nki_sim.kernel import Kernel
+
+F32 = np.float32
+
+
+def two(fn):
+    return simulate(Kernel(fn)[2])
+
+
+def halves(x):
+    """Each core adds its number + 1 to its half of the rows."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    rows = x.shape[0] // nl.num_programs()
+    mine = nl.ds(nl.program_id() * rows, rows)
+    t = nl.ndarray((rows, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=t, src=x[mine])
+    nisa.tensor_scalar(dst=t, data=t, op0=nl.add, operand0=nl.program_id() + 1.0)
+    nisa.dma_copy(dst=out[mine], src=t)
+    return out
+
+
+def test_cores_share_hbm_and_know_their_number():
+    x = np.zeros((8, 4), F32)
+    assert (two(halves)(x)[:, 0] == [1] * 4 + [2] * 4).all()
+    assert (simulate(halves)(x) == 1).all()
+    seen = []
+    on_core(lambda: seen.append((nl.program_id(), nl.num_programs(), nl.program_ndim())), lnc=2)
+    on_core(lambda: seen.append((nl.program_id(), nl.num_programs(), nl.program_ndim())))
+    assert seen == [(0, 2, 1), (1, 2, 1), (0, 1, 0)]
+
+
+def exchange_through_hbm(x, barrier):
+    """Each core writes its own row and reads the other's."""
+    me = nl.program_id()
+    scratch = nl.ndarray((2, 4), dtype=x.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray((2, 4), dtype=x.dtype, buffer=nl.shared_hbm)
+    t = nl.ndarray((1, 4), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=t, src=x[me : me + 1])
+    nisa.dma_copy(dst=scratch[me : me + 1], src=t)
+    if barrier:
+        nisa.core_barrier(scratch, cores=(0, 1))
+    nisa.dma_copy(dst=t, src=scratch[1 - me : 2 - me])
+    nisa.dma_copy(dst=out[me : me + 1], src=t)
+    return out
+
+
+def test_barrier_orders_hbm_between_cores():
+    x = np.arange(8, dtype=F32).reshape(2, 4)
+    assert (two(exchange_through_hbm)(x, True) == x[::-1]).all()
+
+
+def test_without_a_barrier_reading_the_other_cores_bytes_is_an_error():
+    x = np.arange(8, dtype=F32).reshape(2, 4)
+    with pytest.raises(KernelError, match="was never written"):
+        two(exchange_through_hbm)(x, False)  # core 0 runs first and finds nothing
+
+
+def race(x, same_row):
+    out = nl.ndarray((2, 4), dtype=x.dtype, buffer=nl.shared_hbm)
+    t = nl.ndarray((1, 4), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=t, src=x[0:1])
+    row = 0 if same_row else nl.program_id()
+    nisa.dma_copy(dst=out[row : row + 1, 1:4], src=t[:, 1:4])
+    nisa.dma_copy(dst=out[nl.program_id() : nl.program_id() + 1, 0:1], src=t[:, 0:1])
+    return out
+
+
+def test_two_writes_to_one_place_race():
+    x = np.ones((2, 4), F32)
+    two(race)(x, False)
+    with pytest.raises(KernelError) as error:
+        two(race)(x, True)
+    text = str(error.value)
+    assert (
+        "cores on 'out' float32[2, 4] in shared_hbm at element [0, 1]:" in text
+    )
+    assert text.count("test_cores.py:") == 2
+    assert "the other writes it" in text
+
+
+def late_write(x, row):
+    """Core 0 reads row 0 of x; core 1 then writes a row of it."""
+    t = nl.ndarray((1, 4), dtype=x.dtype, buffer=nl.sbuf)
+    if nl.program_id() == 0:
+        nisa.dma_copy(dst=t, src=x[0:1])
+    else:
+        nisa.memset(t, 1.0)
+        nisa.dma_copy(dst=x[row : row + 1], src=t)
+    return x
+
+
+def test_a_read_and_a_later_write_race():
+    two(late_write)(np.zeros((2, 4), F32), 1)
+    with pytest.raises(KernelError, match="the other reads it"):
+        two(late_write)(np.zeros((2, 4), F32), 0)
+
+
+def scattered(x, ids):
+    """Both cores scatter one row each, to the rows that ids name."""
+    at = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=at, src=ids[nl.program_id() : nl.program_id() + 1])
+    t = nl.ndarray((1, 4), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(t, nl.program_id() + 1.0)
+    nisa.dma_copy(dst=x.ap([[4, 1], [1, 4]], vector_offset=at), src=t)
+    return x
+
+
+def test_scatters_race_by_the_rows_they_really_touch():
+    ids = lambda *v: np.array(v, np.int32).reshape(2, 1)  # noqa: E731
+    result = two(scattered)(np.zeros((3, 4), F32), ids(2, 0))
+    assert result[:, 0].tolist() == [2, 0, 1]
+    with pytest.raises(KernelError, match=r"at element \[2, 0\]"):
+        two(scattered)(np.zeros((3, 4), F32), ids(2, 2))
+
+
+def test_sendrecv_swaps_tiles():
+    def body():
+        me = nl.program_id()
+        mine, theirs = tile(np.full((4, 8), me, F32)), blank((4, 8))
+        nisa.sendrecv(mine, theirs, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+        assert (theirs.np == 1 - me).all()
+
+    on_core(body, lnc=2)
+
+
+@pytest.mark.parametrize("core", [0, 1])
+def test_a_core_that_misses_the_barrier_is_found(core):
+    def body():
+        t = nl.ndarray((1, 1), nl.float32, buffer=nl.shared_hbm)
+        if nl.program_id() == core:
+            nisa.core_barrier(t, cores=(0, 1))
+
+    with pytest.raises(KernelError, match="which has finished"):
+        on_core(body, lnc=2)
+
+
+def test_barrier_against_sendrecv_is_found():
+    def body():
+        t = nl.ndarray((1, 1), nl.float32, buffer=nl.shared_hbm)
+        mine = tile(np.zeros((1, 1), F32))
+        if nl.program_id() == 0:
+            nisa.core_barrier(t, cores=(0, 1))
+        else:
+            nisa.sendrecv(mine, blank((1, 1)), 0, 0, 0)
+
+    with pytest.raises(KernelError, match="the other at a sendrecv"):
+        on_core(body, lnc=2)
+
+
+def test_barrier_of_one_core_does_nothing():
+    on_core(lambda: nisa.core_barrier(nl.ndarray((1, 1), nl.float32, buffer=nl.shared_hbm), (0)))
+
+
+def test_shared_tensors_pair_up_in_program_order():
+    def body():
+        nl.ndarray((1, 1 + nl.program_id()), nl.float32, buffer=nl.shared_hbm)
+
+    with pytest.raises(KernelError, match="core 1 allocates shared HBM"):
+        on_core(body, lnc=2)
+
+
+def test_an_error_on_one_core_stops_the_other():
+    def body():
+        t = nl.ndarray((1, 1), nl.float32, buffer=nl.shared_hbm)
+        if nl.program_id() == 1:
+            raise ZeroDivisionError
+        nisa.core_barrier(t, cores=(0, 1))
+
+    with pytest.raises(ZeroDivisionError):
+        on_core(body, lnc=2)
+
+
+def test_order_is_core_zero_up_to_the_barrier_then_core_one():
+    order = []
+
+    def body():
+        t = nl.ndarray((1, 1), nl.float32, buffer=nl.shared_hbm)
+        for step in range(2):
+            order.append((step, nl.program_id()))
+            nisa.core_barrier(t, cores=(0, 1))
+
+    for _ in range(20):
+        order.clear()
+        on_core(body, lnc=2)
+        assert order == [(0, 0), (0, 1), (1, 1), (1, 0)]

@@ -1,0 +1,213 @@
+"""Memories: what is live, what fits, what was written, and who may change an input."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+from sim_helpers import blank, on_core, tile
+
+from nki_sim import KernelError, arch, simulate, trace
+from nki_sim.machine import current_core
+
+F32 = np.float32
+
+
+def refuses(text, body, **kwargs):
+    with pytest.raises(KernelError, match=text):
+        on_core(body, **kwargs)
+
+
+# ------------------------------------------------------------------ capacity
+def test_sbuf_holds_exactly_its_bytes():
+    on_core(lambda: blank((1, arch.SBUF_BYTES), "uint8"))
+    refuses("SBUF overrun", lambda: blank((1, arch.SBUF_BYTES + 1), "uint8"))
+
+    def two():
+        first = blank((128, arch.SBUF_BYTES - 8), "uint8")
+        second = blank((128, 8), "uint8")
+        assert current_core().sbuf_live == arch.SBUF_BYTES
+        blank((1, 1), "uint8")
+        return first, second
+
+    refuses("needs 1 bytes a partition, 212,984 are in use", two)
+
+
+def test_psum_holds_eight_banks():
+    def eight():
+        tiles = [blank((128, 512), place="psum") for _ in range(8)]
+        assert current_core().psum_live == 16_384
+        return tiles
+
+    on_core(eight)
+    refuses("PSUM overrun", lambda: [blank((128, 512), place="psum") for _ in range(9)])
+
+
+def test_psum_tiles_share_a_bank_but_do_not_straddle():
+    """Eight tiles of 1,028 bytes need a bank each, so a ninth does not fit; of 1,024 it does."""
+    on_core(lambda: [blank((1, 256), place="psum") for _ in range(16)])
+    refuses("PSUM overrun", lambda: [blank((1, 257), place="psum") for _ in range(9)])
+    refuses("PSUM overrun", lambda: [blank((1, 1), place="psum"), blank((1, 4096), place="psum")])
+
+
+def test_a_tile_dies_when_python_drops_it():
+    def body():
+        core = current_core()
+        for _ in range(100):
+            t = blank((128, 10_000))  # old and new are live together while the name moves on
+        assert core.sbuf_live == 40_000
+        assert core.sbuf_peak == 80_000
+        view = t[:, 0:1]
+        del t
+        assert core.sbuf_live == 40_000  # a view keeps its storage
+        del view
+        assert core.sbuf_live == 0
+
+    on_core(body)
+
+
+def test_peaks_reach_the_trace():
+    with trace() as t:
+        on_core(lambda: (tile(np.ones((4, 100), F32)), blank((4, 512), place="psum")))
+    assert (t.peak_sbuf, t.peak_psum) == (400, 2048)
+
+
+# ------------------------------------------------------------------ written elements
+def test_reading_names_the_tensor_and_the_first_unwritten_index():
+    def body():
+        half = blank((4, 6))
+        nisa.memset(half[:, 0:4], 1.0)
+        nisa.tensor_copy(blank((4, 4)), half[:, 0:4])
+        nisa.tensor_copy(blank((4, 6)), half)
+
+    refuses(r"tensor_copy: operand src 'half' float32\[4, 6\] .* element \[0, 4\]", body)
+
+
+def test_not_a_number_is_a_value_like_any_other():
+    on_core(lambda: nisa.tensor_copy(blank((1, 1)), tile(np.array([[np.nan]], F32))))
+
+
+def test_two_halves_make_a_whole():
+    def body():
+        t = blank((4, 6))
+        nisa.memset(t[:, 0:3], 1.0)
+        nisa.memset(t[:, 3:6], 2.0)
+        nisa.tensor_copy(blank((4, 6)), t)
+        assert t.storage.written.all
+
+    on_core(body)
+
+
+def test_written_bytes_follow_a_reinterpreted_view():
+    def body():
+        t = blank((1, 4))
+        nisa.memset(t.view(nl.int16)[:, 0:5], 1)
+        nisa.tensor_copy(blank((1, 2)), t[:, 0:2])
+        nisa.tensor_copy(blank((1, 3)), t[:, 0:3])
+
+    refuses(r"element \[0, 2\] was never written", body)
+
+
+def test_output_must_be_written_completely():
+    @nki.jit
+    def half(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        t = nl.ndarray((4, 8), dtype=x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=t, src=x)
+        nisa.dma_copy(dst=out[:, 0:7], src=t[:, 0:7])
+        return out
+
+    with pytest.raises(KernelError, match=r"output 0 'out' .*element \[0, 7\] was never written"):
+        half(np.ones((4, 8), F32))
+
+
+# ------------------------------------------------------------------ inputs and outputs
+def test_writing_an_input_must_be_declared_by_returning_it():
+    def write(x, give):
+        t = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        nisa.memset(t, 3.0)
+        nisa.dma_copy(dst=x, src=t)
+        return x if give else None
+
+    x = np.zeros((4, 4), F32)
+    assert simulate(write)(x, True) is x
+    assert (x == 3).all()
+    with pytest.raises(KernelError, match="writes to its input 'x' but does not return it"):
+        simulate(write)(x, False)
+    turned = np.zeros((4, 8), F32).T[::2]
+    assert simulate(write)(turned, True) is turned
+    assert (turned == 3).all()  # a copy goes in, the change comes back
+    with pytest.raises(KernelError, match="read-only"):
+        simulate(write)(np.broadcast_to(F32(0), (4, 4)), True)
+
+
+def test_outputs_lie_in_shared_hbm():
+    def private(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
+        nisa.dma_copy(dst=out, src=x)
+        return out
+
+    with pytest.raises(KernelError, match="buffer=nl"):
+        simulate(private)(np.zeros((4, 4), F32))
+
+
+# ------------------------------------------------------------------ PSUM accumulation
+def matmul(dst, value=1.0, **kwargs):
+    x = tile(np.full((2, 4), value, F32))
+    nisa.nc_matmul(dst, x, tile(np.ones((2, 8), F32)), **kwargs)
+
+
+def test_accumulation_starts_with_a_matmul():
+    def fresh():
+        matmul(blank((4, 8), place="psum"), accumulate=True)
+
+    def after_memset():
+        dst = blank((4, 8), place="psum")
+        nisa.memset(dst, 0.0)
+        matmul(dst, accumulate=True)
+
+    refuses("element \\[0, 0\\] was never written", fresh)
+    refuses("was last written by another instruction", after_memset)
+
+
+def test_accumulation_in_three_steps_and_none_decides_for_each_element():
+    def body():
+        dst = blank((4, 8), place="psum")
+        for k in range(3):
+            matmul(dst, k + 1.0, accumulate=(k > 0))
+        assert (dst.np == 2 * 6).all()
+        auto = blank((4, 16), place="psum")
+        matmul(auto[:, 0:8])
+        matmul(auto[:, 4:12])  # first half adds, second half overwrites
+        assert auto.np[0, 0:12].tolist() == [2] * 4 + [4] * 4 + [2] * 4
+        nisa.memset(auto[:, 0:8], 9.0)
+        matmul(auto[:, 0:8])  # memset ended the group: overwritten
+        assert (auto.np[:, 0:8] == 2).all()
+
+    on_core(body)
+
+
+def test_error_reads_like_a_compilers():
+    def body():
+        x_KM, y_KN = tile(np.ones((128, 130), F32)), tile(np.ones((128, 8), F32))
+        nisa.nc_matmul(blank((130, 8), place="psum"), x_KM, y_KN)
+
+    refuses("130 partitions", body)
+
+    def wide():
+        x_KM, y_KN = tile(np.ones((128, 64), F32)), tile(np.ones((128, 600), F32))
+        nisa.nc_matmul(blank((64, 600), place="psum"), x_KM, y_KN)
+
+    with pytest.raises(KernelError) as error:
+        on_core(wide)
+    lines = str(error.value).split("\n")
+    assert lines[0] == "nc_matmul: moving 'y_KN' float32[128, 600] in sbuf has N = 600"
+    assert lines[1] == "  rule: N (free size of moving) ≤ 512, one float32 PSUM bank"
+    assert lines[2].endswith('nisa.nc_matmul(blank((64, 600), place="psum"), x_KM, y_KN)')
+
+
+def test_sine_outside_its_table():
+    def body():
+        nisa.activation(blank((1, 1)), nl.sin, tile(np.array([[4.0]], F32)))
+
+    refuses("outside \\[-3.14159, 3.14159\\]", body)
