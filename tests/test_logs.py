@@ -87,6 +87,33 @@ def test_exception_with_an_unusual_name_ends_a_traceback():
     assert "torch.fx.Unsupported: data dependent" in logs.summarise(text)
 
 
+def test_bare_exception_is_told_with_its_statement():
+    assert "AssertionError: return self.layer(x)" in logs.summarise(
+        "\n".join(traceback(1, "AssertionError"))
+    )
+
+
+def test_refused_command_line_is_the_error():
+    """As torchtitan's parser prints it: a box, no exception, exit code 2."""
+    box = (
+        "[rank1]:╭─ Unrecognized options ─────────────────╮\n"
+        "[rank1]:│ Unrecognized options: --training.no-such=3  │\n"
+        "[rank1]:│ ───────────────────────────────────────── │\n"
+        "[rank1]:╰─────────────────────────────────────────╯\n"
+    )
+    summary = logs.summarise(box + WALL.format(rank=1, code=2))
+    assert summary.splitlines() == [
+        "rank 1 failed first:",
+        "  Unrecognized options: --training.no-such=3",
+    ]
+
+
+def test_rank_that_ends_without_an_exception_is_told_by_its_last_lines():
+    text = "[rank1]:[titan] 10:46 - root - INFO - step 1\n[rank1]:assets are gone, giving up\n"
+    summary = logs.summarise(text + WALL.format(rank=1, code=3))
+    assert summary == "rank 1 failed first:\n  assets are gone, giving up"
+
+
 def test_source_lines_of_a_traceback_are_not_taken_for_errors():
     lines = traceback(0, "ValueError: wrong")
     lines.insert(3, "[rank0]:[rank0]:     raise RuntimeError('No space left on device: error')")

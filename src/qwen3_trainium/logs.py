@@ -105,12 +105,19 @@ PREFIX = re.compile(r"^\[[a-z_]*?(\d+)\]:\s?")
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failed)\b(?::.*)?$")
 NAMED = re.compile(r"^[A-Za-z_][\w.]*: ")
 FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+), in (\S+)')
-# Errors that are no exceptions: the Neuron runtime's and compiler's own lines.
-NATIVE = re.compile(r"\bERROR\s+(?:NRT|TDRV|NMGR|HAL|NEURON\w*)\b|\bNCC_[A-Z]+\d+|^\[?FATAL")
+# Errors that are no exceptions: a refused command line, the Neuron runtime's and compiler's lines.
+NATIVE = re.compile(
+    r"^(?:Unrecognized|Required|Missing) (?:options|arguments)"
+    r"|\bERROR\s+(?:NRT|TDRV|NMGR|HAL|NEURON\w*)\b|\bNCC_[A-Z]+\d+|^\[?FATAL"
+)
 SAYS_ERROR = re.compile(r"(?i)error|fail|cannot|not compatible")
 EXIT_CODE = re.compile(r"^\s*rank\s*:\s*(\d+).*\n(?:.*\n)?\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE)
+# The frame that the command-line parser draws around its errors.
+BOX = re.compile(r"^[│╭╰][─\s]?|[─│╮╯]+$")
+LOGGED = re.compile(r" - (?:INFO|WARNING) - |Warning: ")
 SECRET = re.compile(r"\b(hf_|AKIA|ASIA)[A-Za-z0-9]{12,}")
 LONGEST = 400  # characters of an error that are shown
+LAST_WORDS = 3  # lines that are shown of a rank that ended without an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +139,11 @@ def summarise(text: str) -> str:
     failures = find_failures(text)
     killed = killed_ranks(text)
     causes = [failure for failure in failures if not CONSEQUENCE.search(failure.error)]
-    candidates = causes or killed or failures
+    candidates = causes or killed or _last_words(text) or failures
     if not candidates:
         return ""
     first = candidates[0]
-    rank = _rank(first, text)
+    rank = first.rank if first.rank is not None else _first_observed(text)
     where = f" ({first.where})" if first.where else ""
     lines = [f"rank {'unknown' if rank is None else rank} failed first{where}:"]
     lines.append("  " + SECRET.sub(r"\1…", first.error)[:LONGEST])
@@ -194,7 +201,7 @@ def _split(raw: str) -> tuple[int | None, str]:
     rank = None
     while match := PREFIX.match(raw):
         rank, raw = int(match[1]), raw[match.end() :]
-    return rank, raw
+    return rank, BOX.sub("", raw)
 
 
 def _failure(rank: int | None, error: str, block: list[str]) -> Failure:
@@ -203,12 +210,25 @@ def _failure(rank: int | None, error: str, block: list[str]) -> Failure:
     if frames:
         path, line, function = frames[-1].groups()
         where = f"{path.rsplit('/', 1)[-1]}:{line} in {function}"
-    return Failure(rank, error.strip(), where, "\n".join([*block, error]))
+    source = [line.strip() for line in block if not FRAME.match(line) and line.strip(" ^~")]
+    said = error.strip()
+    if ":" not in said and source:
+        said += f": {source[-1]}"  # a bare AssertionError says nothing, its statement does
+    return Failure(rank, said, where, "\n".join([*block, error]))
 
 
-def _rank(failure: Failure, text: str) -> int | None:
-    """The failure's rank, or the one that torchrun names as first when the line tells none."""
-    if failure.rank is not None:
-        return failure.rank
+def _first_observed(text: str) -> int | None:
+    """The rank that torchrun names as the first to fail."""
     named = re.search(r"first observed failure[\s\S]*?rank\s*:\s*(\d+)", text)
     return int(named[1]) if named else None
+
+
+def _last_words(text: str) -> list[Failure]:
+    """The last lines of the rank that torchrun names, when it ended without an exception."""
+    rank = _first_observed(text)
+    if rank is None:
+        return []
+    said = [line.strip() for of, line in map(_split, text.splitlines()) if of == rank]
+    last = [line for line in said if line and not LOGGED.search(line)][-LAST_WORDS:]
+    error = " / ".join(last) or "ended without a word"
+    return [Failure(rank, error, "", error)]
