@@ -139,7 +139,9 @@ def summarise(text: str) -> str:
     failures = find_failures(text)
     killed = killed_ranks(text)
     causes = [failure for failure in failures if not CONSEQUENCE.search(failure.error)]
-    candidates = causes or killed or _last_words(text) or failures
+    # Lost connections alone: the cause is on another machine. The launcher's own error is last.
+    lost = [failure for failure in failures if failure.rank is not None]
+    candidates = causes or killed or lost or _last_words(text) or failures
     if not candidates:
         return ""
     first = candidates[0]
