@@ -16,44 +16,23 @@ import tempfile
 import time
 from pathlib import Path
 
-from qwen3_trainium import assets, data, launch, profiles
+from qwen3_trainium import assets, data, launch, profiles, weights
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.files import written_beside
 from qwen3_trainium.profiles import Profile
 
-# https://huggingface.co/Qwen/Qwen3-4B-Instruct-2507/blob/main/config.json, as mission facts of
-# the guide repeat it; the release's own file decides when weights are loaded.
-QWEN3_4B_INSTRUCT_2507 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "attention_bias": False,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "dtype": "bfloat16",
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2560,
-    "initializer_range": 0.02,
-    "intermediate_size": 9728,
-    "max_position_embeddings": 262144,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 36,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 5_000_000,
-    "tie_word_embeddings": True,
-    "vocab_size": 151936,
-}
+RELEASE = "Qwen/Qwen3-4B-Instruct-2507"
 PARAMETERS = re.compile(r"size: ([\d,]+) total parameters")
 
 
 def real_width_folder() -> Path:
     """A model folder of the real architecture with the tiny tokenizer and no weights."""
-    folder = data.CACHE / "dry-run" / "Qwen3-4B-Instruct-2507"
+    folder = data.CACHE / "dry-run" / RELEASE.split("/")[1]
     if not folder.exists():
         scaffold = assets.scaffold()
         with written_beside(folder) as partial:
-            (partial / "config.json").write_text(json.dumps(QWEN3_4B_INSTRUCT_2507, indent=2))
+            config = {"model_type": "qwen3", **weights.PUBLISHED[RELEASE]}
+            (partial / "config.json").write_text(json.dumps(config, indent=2))
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 (partial / name).write_text((scaffold / name).read_text())
     return folder

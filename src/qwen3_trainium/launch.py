@@ -200,7 +200,7 @@ def _check(recipe: str, config: str, profile: Profile, folder: Path) -> None:
     """Everything that can be known to be wrong before 64 processes are started."""
     for warning in guards.check_ranks(profile.ranks, profile.device):
         print(f"warning: {warning}", file=sys.stderr)
-    built = build_config(recipe, config, folder / "profile.yaml")
+    built = build_config(recipe, config, profile)
     assets = Path(built.hf_assets_path)
     if built.checkpoint.initial_load_in_hf:
         model = guards.check_model_folder(assets)
@@ -231,24 +231,23 @@ def run_bytes(n_params: int) -> int:
     return n_params * 4 * (2 * 3 + 2)
 
 
-def build_config(recipe: str, config: str, profile_file: Path):
-    """Call a config function as a rank will, under the profile in `profile_file`."""
+def build_config(recipe: str, config: str, profile: Profile):
+    """Call a config function as a rank of `profile` will; returns the torchtitan config."""
     from qwen3_trainium import cpu
 
     cpu.prepare()  # before the config imports torchtitan
-    module = importlib.import_module(f"configs.{recipe}")
+    try:
+        module = importlib.import_module(f"configs.{recipe}")
+    except ModuleNotFoundError as error:
+        if error.name != f"configs.{recipe}":
+            raise
+        found = ", ".join(sorted(path.stem for path in (ROOT / "configs").glob("[a-z]*.py")))
+        raise SettingError(f"recipe {recipe!r} is unknown: choose one of {found}") from None
     function = getattr(module, config, None)
     if not callable(function):
-        raise SettingError(f"configs.{recipe} has no config {config!r}")
-    before = os.environ.get(profiles.PROFILE_VARIABLE)
-    os.environ[profiles.PROFILE_VARIABLE] = str(profile_file)
-    try:
+        raise SettingError(f"configs.{recipe} has no config function {config!r}: see configs/")
+    with profiles.using(profile):
         return function()
-    finally:
-        if before is None:
-            del os.environ[profiles.PROFILE_VARIABLE]
-        else:
-            os.environ[profiles.PROFILE_VARIABLE] = before
 
 
 def _command(recipe, config, profile, folder, arguments, torchrun) -> list[str]:

@@ -4,9 +4,11 @@ A profile is a flat YAML file in `configs/profiles/`. Papermill takes it with `-
 parameters cell names it, and a config function builds its recipe from it.
 """
 
+import contextlib
 import dataclasses
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -95,6 +97,20 @@ def detect() -> str:
     return "trn2" if neuron_tool else "cpu"
 
 
+@contextlib.contextmanager
+def using(profile: Profile) -> Iterator[None]:
+    """Build configs for `profile` inside the block, as the ranks of its run will."""
+    global _using
+    before, _using = _using, profile
+    try:
+        yield
+    finally:
+        _using = before
+
+
+_using: Profile | None = None
+
+
 def current() -> Profile:
-    """The profile of this process: the launching run's, else the detected one."""
-    return load(os.environ.get(PROFILE_VARIABLE) or detect())
+    """The profile that a config function builds for: `using`'s, the run's, or the detected one."""
+    return _using or load(os.environ.get(PROFILE_VARIABLE) or detect())

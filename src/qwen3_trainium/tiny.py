@@ -7,11 +7,16 @@ safetensors files with an index. Only widths, depth and vocabulary are small.
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwen3_trainium import data
 from qwen3_trainium.files import written_beside
 from qwen3_trainium.profiles import Profile
+
+if TYPE_CHECKING:
+    from qwen3_trainium.launch import Run
 
 VOCAB = 4096
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # Qwen's, in Qwen's order
@@ -93,6 +98,7 @@ def make_tokenizer(texts: list[str], folder: Path) -> None:
         "bos_token": None,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
         "add_bos_token": False,
         "model_max_length": CONFIG["max_position_embeddings"],
         "clean_up_tokenization_spaces": False,
@@ -114,22 +120,23 @@ def make_scaffold(corpus: Path) -> Path:
     return folder
 
 
-def publish(trained: Path, scaffold: Path, folder: Path) -> Path:
+def publish(run: "Run", scaffold: Path, folder: Path) -> Path:
     """Store a trained tiny model as a release is stored: three shards and an index, whole or not.
 
-    trained    torchtitan's last save of the `pretrain` run
+    run    the finished `pretrain` run; its metrics are kept beside the weights
     Returns `folder`.
     """
     from transformers import AutoModelForCausalLM
 
-    from qwen3_trainium import export
+    from qwen3_trainium import export, runlog
 
-    single = export.complete(trained, scaffold, trained.with_name(f"{trained.name}-export"))
+    single = export.complete(run.last_checkpoint, scaffold, run.folder / "export")
     model = AutoModelForCausalLM.from_pretrained(single, local_files_only=True)
     with written_beside(folder) as partial:
         model.save_pretrained(partial, max_shard_size="4MB")  # 10 MB of weights
-        for name in ("config.json", "generation_config.json"):  # as given, not as rewritten
-            (partial / name).write_text((scaffold / name).read_text())
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (partial / name).write_text((scaffold / name).read_text())
+        # As given, not as Transformers rewrites them.
+        for name in ("config.json", *export.COMPANIONS):
+            if (scaffold / name).is_file():
+                shutil.copy2(scaffold / name, partial / name)
+        runlog.read(run.folder).to_csv(partial / "pretraining.csv")
     return folder
