@@ -8,7 +8,7 @@ One builder serves a laptop and the instance; the profile holds the sizes that d
 
 from pathlib import Path
 
-from configs import common
+from configs import _common
 from qwen3_trainium import assets, compat, profiles, rotary
 from qwen3_trainium.profiles import Profile
 
@@ -23,7 +23,7 @@ def build(profile: Profile, *, published: bool, folder: Path):
     config = compat.hf_backend_config()
     config.hf_model = str(folder)  # AutoModelForCausalLM builds the model that config.json names
     config.model_spec = compat.hf_backend_spec()  # packed documents are kept apart
-    common.set_run(config, profile, folder, published=published)
+    _common.set_run(config, profile, folder, published=published)
     return config
 
 

@@ -9,7 +9,7 @@ model spec: no 32B model is trained. One builder serves a laptop and the instanc
 import dataclasses
 from pathlib import Path
 
-from configs import common
+from configs import _common
 from qwen3_trainium import assets, compat, profiles, spec, tiny, weights
 from qwen3_trainium.profiles import Profile
 
@@ -35,7 +35,7 @@ def build(profile: Profile, *, published: bool, folder: Path, attention: str = S
     compat.set_fields(config.loss.loss_fn, global_vocab_size=config.model_spec.model.vocab_size)
     # FlexAttention has no backward on CPU and no kernel on Neuron.
     compat.set_fields(config.override, imports=[attention])
-    common.set_run(config, profile, folder, published=published)
+    _common.set_run(config, profile, folder, published=published)
     # The schedule of the first recipe, so that the two can be compared; 600 steps of warm-up, as
     # shipped for 3,000, would be the whole of a short run.
     compat.set_fields(config.lr_scheduler, warmup_steps=2, decay_ratio=0.8)
@@ -106,7 +106,7 @@ def set_mesh(config, profile: Profile, *, tensor_parallel: int) -> None:
             dataset=loader.dataset, dataset_path=loader.dataset_path, streams=streams
         )
     # Counted per rank: fewer data-parallel ranks read more batches each.
-    steps = common.HELDOUT_STEPS * streams // data_ranks
+    steps = _common.HELDOUT_STEPS * streams // data_ranks
     compat.set_fields(config.validator, steps=steps)
 
 
