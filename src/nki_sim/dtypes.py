@@ -1,5 +1,7 @@
 """NKI dtypes are plain strings; numpy and ml_dtypes hold the bits."""
 
+import contextlib
+
 import ml_dtypes
 import numpy as np
 
@@ -42,10 +44,8 @@ def name_of(dtype):
         return dtype
     text = str(dtype).removeprefix("torch.")
     if text not in BY_NAME:
-        try:
+        with contextlib.suppress(TypeError):  # what numpy does not know keeps its own name
             text = np.dtype(dtype).name
-        except TypeError:
-            text = str(dtype)
     text = {"bool": "bool_"}.get(text, text)
     if text not in BY_NAME:
         raise TypeError(f"NKI has no dtype {text}; cast to one of {', '.join(sorted(BY_NAME))}")
