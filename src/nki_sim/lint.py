@@ -127,6 +127,9 @@ def _source(fn):
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
+    found = tree.body and isinstance(tree.body[0], ast.FunctionDef)
+    if not found or tree.body[0].name != fn.__name__:
+        return None  # a lambda, or code whose file is not its source
     return ast.increment_lineno(tree, start - 1).body[0]
 
 

@@ -40,7 +40,7 @@ def test_every_module_is_named():
 def test_the_example_runs(capsys):
     code = re.search(r"```python\n(.*?)```", TEXT, re.DOTALL).group(1)
     names = {"x": np.ones((4, 4), np.float32)}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(code, names)
     assert (names["y"] == 2).all()
     assert "peak a partition" in capsys.readouterr().out
 
