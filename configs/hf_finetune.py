@@ -9,7 +9,7 @@ One builder serves a laptop and the instance; the profile holds the sizes that d
 from pathlib import Path
 
 from configs import _common
-from qwen3_trainium import assets, compat, profiles, rotary
+from qwen3_trainium import assets, compat, hf_backend, profiles
 from qwen3_trainium.profiles import Profile
 
 
@@ -19,7 +19,7 @@ def build(profile: Profile, *, published: bool, folder: Path):
     published   True starts from the safetensors in `folder`, False from random weights
     folder      Hugging Face model folder: architecture, tokenizer and, if published, weights
     """
-    rotary.install()  # torchtitan 0.3.0 trains with uninitialised rotary frequencies
+    hf_backend.install()  # torchtitan 0.3.0 trains with uninitialised rotary frequencies
     config = compat.hf_backend_config()
     config.hf_model = str(folder)  # AutoModelForCausalLM builds the model that config.json names
     config.model_spec = compat.hf_backend_spec()  # packed documents are kept apart

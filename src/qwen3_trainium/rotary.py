@@ -3,7 +3,8 @@
 torchtitan builds the model on the meta device and then allocates it empty. Rotary frequencies
 are buffers that no checkpoint holds, so somebody has to compute them again. torchtitan 0.3.0
 looks for `rope_init_fn` on the rotary module; Transformers 5 no longer keeps it there, and the
-run goes on with whatever the memory held (pytorch/torchtitan issues 4783 and 4817).
+run goes on with whatever the memory held (pytorch/torchtitan issues 4783 and 4817). `hf_backend`
+applies the repair to every start.
 """
 
 import torch
@@ -61,24 +62,3 @@ def problem(model: nn.Module) -> str | None:
             continue
         return f"{name}.inv_freq {found}: call qwen3_trainium.rotary.repair before training"
     return None
-
-
-def install() -> None:
-    """Repair the frequencies of every model that the Transformers backend initialises.
-
-    `init_states` is the one place that all starts pass through: random, published and resumed
-    runs build the model, initialise it, and only then load what was saved.
-    """
-    from torchtitan.experiments.transformers_modeling_backend import HFTransformerModel
-
-    init_states = HFTransformerModel.init_states
-    if getattr(init_states, "repairs_rotary", False):
-        return
-
-    def init_states_and_rotary(self, **kwargs) -> None:
-        init_states(self, **kwargs)
-        repair(self)
-
-    init_states_and_rotary.repairs_rotary = True
-    init_states_and_rotary.__wrapped__ = init_states
-    HFTransformerModel.init_states = init_states_and_rotary

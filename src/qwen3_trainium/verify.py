@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from torch.nn import functional
 
-from qwen3_trainium import guards
+from qwen3_trainium import guards, rotary
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.weights import (
     EMBEDDING,
@@ -248,6 +248,9 @@ def load_model(folder: Path | str) -> tuple[torch.nn.Module, dict]:
         use_safetensors=True,
         output_loading_info=True,
     )
+    if wrong := rotary.problem(model):
+        # Seen when something in this process has replaced Transformers' own initialisation.
+        raise RuntimeError(f"the reference is not sound: {wrong}")
     return model.eval(), info
 
 
