@@ -187,8 +187,9 @@ def header_only(path: Path, header: dict, data: bytes) -> Path:
         "F32",
     ],
 )
-def test_header_that_cannot_be_is_found(tmp_path, entry):
-    path = header_only(tmp_path / "x.safetensors", {"a": entry}, b"\0" * 8)
+@pytest.mark.parametrize("size", [0, 4, 8])  # whatever the file's size, which is checked as well
+def test_header_that_cannot_be_is_found(tmp_path, entry, size):
+    path = header_only(tmp_path / "x.safetensors", {"a": entry}, b"\0" * size)
     refused(lambda: weights.read_header(path), "x.safetensors", "truncated or corrupt")
 
 
@@ -267,7 +268,7 @@ def test_key_that_the_index_lacks_or_misplaces_is_named(model):
 def test_wrong_total_size_and_stray_shard_are_refused(model):
     folder = model("shards")
     shutil.copy(folder / SHARD_1, folder / "consolidated.safetensors")
-    refused(lambda: guards.check_model_folder(folder), "consolidated.safetensors")
+    refused(lambda: guards.check_model_folder(folder), "consolidated.safetensors", "does not list")
     (folder / "consolidated.safetensors").unlink()
     edit_map(folder, lambda index: index["metadata"].update(total_size=7))
     refused(lambda: guards.check_model_folder(folder), "total_size 7", "131616")

@@ -57,9 +57,8 @@ def check_keys(tensors: dict[str, Tensor], config: dict, folder: Path | str) -> 
             f"{folder} lacks {missing[0]} ({len(missing)} of {len(expected)} keys missing), which "
             "would keep random values: use the config.json that belongs to these weights"
         )
-    allowed = dict(expected)
-    if facts(config).tied:
-        allowed[HEAD] = expected[EMBEDDING]  # some releases store the tied head a second time
+    # Some releases store a tied head a second time; an untied one is expected already.
+    allowed = {**expected, HEAD: expected[EMBEDDING]}
     if extra := sorted(key for key in tensors if key not in allowed):
         raise SettingError(
             f"{folder} holds {extra[0]} ({len(extra)} such keys), which config.json does not "
