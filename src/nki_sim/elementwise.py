@@ -7,7 +7,7 @@ may differ if the element counts match, because elements pair up in row-major or
 import numpy as np
 
 from . import arch
-from .dtypes import BY_NAME, FLOATS, INTEGERS, cast
+from .dtypes import ANY, BY_NAME, INTEGERS, cast
 from .enums import engine, reduce_cmd
 from .errors import fail
 from .machine import current_core
@@ -223,7 +223,7 @@ def tensor_scalar(
     "vector",
     dst=out(CHIP),
     data=inp(CHIP),
-    operand0=scalar_or_vec(),
+    operand0=scalar_or_vec(ANY),
     operand1=inp(CHIP),
     rules=[
         same_size("dst", "data", "operand1"),
@@ -380,7 +380,7 @@ def _activate(dst, op, data, bias, scale):
     "scalar",
     dst=out(CHIP),
     data=inp(CHIP),
-    bias=inp(CHIP, FLOATS, kind="scalar|vec", none=True),
+    bias=scalar_or_vec(ANY, none=True),
     scale=scalar_or_vec(),
     reduce_res=out(CHIP, none=True),
     rules=[
@@ -433,7 +433,7 @@ def _started(accumulator, which):
     dst=out(CHIP),
     data=inp(CHIP),
     reduce_res=out(CHIP),
-    bias=inp(CHIP, FLOATS, kind="scalar|vec", none=True),
+    bias=scalar_or_vec(ANY, none=True),
     scale=scalar_or_vec(),
     rules=[
         same_size("dst", "data"),

@@ -1,6 +1,6 @@
 """The enumerations of `nki.isa`, by the documentation's names and values."""
 
-from enum import Enum
+from enum import Enum, IntEnum
 
 
 class engine(Enum):  # noqa: N801 (NKI's own spelling)
@@ -38,7 +38,7 @@ class matmul_perf_mode(Enum):  # noqa: N801
     double_row = "double_row"
 
 
-class nc_version(Enum):  # noqa: N801
+class nc_version(IntEnum):  # noqa: N801
     gen2 = 2
     gen3 = 3
     gen4 = 4

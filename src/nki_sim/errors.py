@@ -24,8 +24,13 @@ def fail(problem, *, rule="", instruction="", hint=""):
         lines.append(f"  do:   {hint}")
     where = kernel_line()
     if where:
-        lines.append(f"  at {where[0]}:{where[1]}: {linecache.getline(*where).strip()}")
+        lines.append(f"  at {place(where)}")
     raise KernelError("\n".join(lines))
+
+
+def place(line):
+    """A source line (file, number) as text: where it is and what it says."""
+    return f"{line[0]}:{line[1]}: {linecache.getline(*line).strip()}" if line else "unknown line"
 
 
 def kernel_frame():

@@ -4,7 +4,8 @@ import importlib.metadata
 import importlib.util
 import sys
 
-_NAMES = ("nki", "nki.isa", "nki.language", "nki.typing")
+# The fifth is a spelling of 0.3 for the enumerations, which AWS's kernel library uses.
+_NAMES = ("nki", "nki.isa", "nki.language", "nki.typing", "nki.isa.constants")
 
 
 def real_nki():
@@ -32,10 +33,10 @@ def install():
     """
     if real_nki():
         return False
-    from . import isa, language, nki, typing
+    from . import enums, isa, language, nki, typing
 
-    for name, module in zip(_NAMES, (nki, isa, language, typing), strict=True):
+    for name, module in zip(_NAMES, (nki, isa, language, typing, enums), strict=True):
         sys.modules[name] = module
-    nki.__path__ = []  # a package, so that `import nki.isa` looks into sys.modules
-    nki.typing = typing
+    nki.__path__ = isa.__path__ = []  # packages, so that `import nki.isa` looks into sys.modules
+    nki.typing, isa.constants = typing, enums
     return True

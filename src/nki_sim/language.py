@@ -5,6 +5,7 @@ A helper such as `nl.exp(x)` allocates a fresh SBUF tile and issues one instruct
 
 import builtins
 import contextlib
+import inspect
 import math
 
 import numpy as np
@@ -51,7 +52,24 @@ def __getattr__(name):
 
 
 class NKIObject:
-    """Base of classes that a kernel may use."""
+    """Base of classes that a kernel may use.
+
+    A missing `__init__` takes the annotated fields; what a call leaves out stays unset.
+    """
+
+    def __init_subclass__(cls):
+        if "__init__" not in cls.__dict__:
+            cls.__init__ = _synthesised_init
+
+
+def _synthesised_init(self, *args, **kwargs):
+    fields = list(inspect.get_annotations(type(self)))
+    if len(args) > len(fields) or set(kwargs) - set(fields):
+        raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
+    for name, value in (*zip(fields, args, strict=False), *kwargs.items()):
+        setattr(self, name, value)
+    if hasattr(self, "__post_init__"):
+        self.__post_init__()
 
 
 class _TileSize:

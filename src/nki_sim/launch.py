@@ -9,9 +9,9 @@ import threading
 
 import numpy as np
 
-from . import machine
+from . import capacity, machine
 from .dtypes import BY_NAME, INTEGERS, name_of
-from .errors import KernelError, fail
+from .errors import KernelError, fail, place
 from .machine import ByteFlags, Core, MemoryRegion, Storage
 from .tensors import NkiTensor, row_major, span
 
@@ -50,7 +50,9 @@ class Launch:
     def run(self, body):
         """body() on every core; returns core 0's result."""
         if self.lnc == 1:
-            return self._run_core(0, body)
+            result = self._run_core(0, body)
+            capacity.check(self.cores[0])
+            return result
         results = [None] * self.lnc
 
         def work(index):
@@ -73,6 +75,8 @@ class Launch:
         if self.failure is not None:
             raise self.failure
         self.check_races()
+        for core in self.cores:
+            capacity.check(core)
         return results[0]
 
     def _run_core(self, index, body):
@@ -160,14 +164,10 @@ class Launch:
         verb = "writes" if second[1] else "reads"
         raise KernelError(
             f"race between the two cores on {storage.describe()} at element {index}:\n"
-            f"  one core writes it at {_place(first)}\n"
-            f"  the other {verb} it at {_place(second)}, with no barrier between\n"
+            f"  one core writes it at {place(first[5])}\n"
+            f"  the other {verb} it at {place(second[5])}, with no barrier between\n"
             "  rule: HBM that one core wrote is read by the other only after core_barrier"
         )
-
-
-def _place(access):
-    return f"{access[5][0]}:{access[5][1]}" if access[5] else "an unknown line"
 
 
 def _interval(access):

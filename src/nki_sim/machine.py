@@ -1,7 +1,8 @@
 """One NeuronCore while a kernel runs: its memories, what is live in them, what was written.
 
 A `Storage` is one allocation. It knows which of its bytes were ever written, so that reading
-garbage is an error and not a plausible number, and it gives its place back when Python drops it.
+garbage is an error and not a plausible number, and when it was first and last accessed, which is
+what `capacity.py` needs to say whether everything fits.
 """
 
 import linecache
@@ -35,6 +36,8 @@ PLACE = {
     MemoryRegion.shared_hbm: "hbm",
 }
 
+CAPACITY = {"sbuf": arch.SBUF_BYTES, "psum": arch.PSUM_BANKS * arch.PSUM_BANK_BYTES}
+
 _local = threading.local()
 
 
@@ -66,62 +69,28 @@ class Core:
         self.version = launch.version
         self.trace = launch.trace
         self.shapes_only = launch.shapes_only
-        self.sbuf_live = self.sbuf_peak = 0
-        self.psum_live = self.psum_peak = 0
-        self.bank_free = [arch.PSUM_BANK_BYTES] * arch.PSUM_BANKS
+        self.clock = 0  # number of the instruction that runs
+        self.lives = []  # of all on-chip tiles so far
         self.shared_allocations = 0  # position in the launch's list of shared HBM tensors
         self.scalar_accumulator = None  # 128 registers of the Scalar engine, shape [P, 1]
         self.vector_accumulator = None  # 128 registers of the Vector engine, shape [P, 1]
         self.accesses = []  # HBM accesses since the last barrier, for the race check (LNC 2)
 
-    def take(self, storage):
-        """Book an on-chip allocation; capacity overrun is an error (the compiler would spill)."""
-        need = storage.partition_bytes
-        if storage.place == "sbuf":
-            if self.sbuf_live + need > arch.SBUF_BYTES:
-                fail(
-                    f"SBUF overrun: tile {storage.describe()} needs {need:,} bytes a partition, "
-                    f"{self.sbuf_live:,} are in use by live tiles",
-                    rule=f"trn2 has {arch.SBUF_BYTES:,} usable SBUF bytes a partition",
-                    hint="smaller tiles, or drop tiles that are no longer needed",
-                )
-            self.sbuf_live += need
-            self.sbuf_peak = max(self.sbuf_peak, self.sbuf_live)
-        else:
-            storage.banks = self._find_banks(storage, need)
-            self.psum_live += need
-            self.psum_peak = max(self.psum_peak, self.psum_live)
 
-    def _find_banks(self, storage, need):
-        """Small tiles share a bank, larger ones take whole banks. Returns [(bank, bytes)]."""
-        if need <= arch.PSUM_BANK_BYTES:
-            found = [b for b, free in enumerate(self.bank_free) if free >= need][:1]
-            taken = [(b, need) for b in found]
-            enough = bool(found)
-        else:
-            count = math.ceil(need / arch.PSUM_BANK_BYTES)
-            empty = [b for b, free in enumerate(self.bank_free) if free == arch.PSUM_BANK_BYTES]
-            taken = [(b, arch.PSUM_BANK_BYTES) for b in empty[:count]]
-            enough = len(taken) == count
-        if not enough:
-            fail(
-                f"PSUM overrun: tile {storage.describe()} needs {need:,} bytes a partition, "
-                f"{self.psum_live:,} are in use, free bytes by bank: {self.bank_free}",
-                rule=f"trn2 has {arch.PSUM_BANKS} PSUM banks of {arch.PSUM_BANK_BYTES:,} bytes "
-                "a partition",
-                hint="copy finished results to SBUF and drop their PSUM tiles",
-            )
-        for bank, size in taken:
-            self.bank_free[bank] -= size
-        return taken
+class Life:
+    """From which instruction to which an on-chip tile holds something: first and last access."""
 
-    def give_back(self, storage):
-        if storage.place == "sbuf":
-            self.sbuf_live -= storage.partition_bytes
-        else:
-            self.psum_live -= storage.partition_bytes
-            for bank, size in storage.banks:
-                self.bank_free[bank] += size
+    __slots__ = ("bytes", "dtype", "first", "last", "line", "name", "place", "shape")
+
+    def __init__(self, storage):
+        self.place, self.bytes = storage.place, storage.partition_bytes
+        self.shape, self.dtype, self.name = storage.shape, storage.dtype, storage.name
+        self.first = self.last = None  # instruction numbers; None while nothing touched it
+        self.line = kernel_line()
+
+    def describe(self):
+        name = self.name or assigned_name(self.line) or "(unnamed)"
+        return f"'{name}' {self.dtype}{list(self.shape)}"
 
 
 _UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4")}
@@ -190,9 +159,7 @@ class Storage:
     """
 
     __slots__ = (
-        "__weakref__",
         "_data",
-        "banks",
         "base",
         "by_matmul",
         "core",
@@ -200,6 +167,7 @@ class Storage:
         "first_write",
         "free",
         "is_input",
+        "life",
         "name",
         "nbytes",
         "partition_bytes",
@@ -215,7 +183,7 @@ class Storage:
     def __init__(self, shape, dtype, region, name="", core=None, data=None, base=(0, 0)):
         self.shape, self.dtype, self.region, self.name = shape, dtype, region, name
         self.place = PLACE[region]
-        self.core = None  # set once booked, so that a failed booking is not given back
+        self.core = core
         self.size = math.prod(shape)
         self.nbytes = self.size * ITEMSIZE[dtype]
         self._data = data
@@ -234,8 +202,14 @@ class Storage:
                     f"tile {self.describe()} has {shape[0]} partitions",
                     rule=f"SBUF and PSUM have {arch.PMAX} partitions (dimension 0)",
                 )
-            core.take(self)
-            self.core = core
+            capacity = CAPACITY[self.place]
+            if self.partition_bytes > capacity:
+                fail(
+                    f"tile {self.describe()} needs {self.partition_bytes:,} bytes a partition",
+                    rule=f"trn2 has {capacity:,} usable bytes a partition in {self.place}",
+                )
+            self.life = Life(self)
+            core.lives.append(self.life)
 
     @property
     def data(self):
@@ -250,9 +224,12 @@ class Storage:
     def describe(self):
         return f"'{self.label()}' {self.dtype}{list(self.shape)} in {self.region.name}"
 
-    def __del__(self):
-        if getattr(self, "core", None) is not None:
-            self.core.give_back(self)
+    def touch(self):
+        """An instruction accesses this on-chip tile."""
+        life = self.life
+        life.last = self.core.clock
+        if life.first is None:
+            life.first = life.last
 
 
 def allocate(shape, dtype, region, name="", address=None):
@@ -270,14 +247,13 @@ def allocate(shape, dtype, region, name="", address=None):
     dtype = name_of(dtype)
     if PLACE[region] != "hbm":
         return Storage(shape, dtype, region, name, core, base=address or (0, 0))
-    name = name or _assigned_name()
+    name = name or assigned_name(kernel_line())
     if region is MemoryRegion.shared_hbm:
         return core.launch.shared_storage(core, shape, dtype, name)
     return Storage(shape, dtype, region, name)
 
 
-def _assigned_name():
-    """The variable that the kernel's source line assigns to: `out` in `out = nl.ndarray(...)`."""
-    where = kernel_line()
-    match = where and re.match(r"\s*(\w+)\s*=[^=]", linecache.getline(*where))
+def assigned_name(line):
+    """The variable that a kernel's source line assigns to: `out` in `out = nl.ndarray(...)`."""
+    match = line and re.match(r"\s*(\w+)\s*=[^=]", linecache.getline(*line))
     return match.group(1) if match else ""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .dtypes import INTEGERS
+from .dtypes import ANY, INTEGERS
 from .elementwise import REDUCE_RES, _ordered, _started, apply, check_binary, vector_cycles
 from .enums import reduce_cmd
 from .machine import current_core
@@ -178,7 +178,7 @@ def _check_res_given(a):
     "vector",
     dst=out(CHIP),
     data=inp(CHIP),
-    operand0=scalar_or_vec(),
+    operand0=scalar_or_vec(ANY),
     reduce_res=out(CHIP, none=True),
     rules=[
         same_size("dst", "data"),
@@ -219,7 +219,7 @@ def tensor_scalar_reduce(
     dst=out(CHIP),
     data0=inp(CHIP),
     data1=inp(CHIP),
-    initial=scalar_or_vec(),
+    initial=scalar_or_vec(ANY),
     rules=[
         same_size("dst", "data0", "data1"),
         same_partitions("data0", "initial"),

@@ -97,6 +97,8 @@ def register_store(dst, src):
             rule="a one-element tensor in SBUF or HBM",
             instruction="register_store",
         )
+    if dst.on_chip():
+        dst.storage.touch()
     dst.np[...] = _value(src)
     mark_written(dst)
     return HANDLE

@@ -73,9 +73,9 @@ def inp(places, dtypes=ANY, **limits):
     return Operand(places, dtypes, **limits)
 
 
-def scalar_or_vec(**limits):
-    """A compile-time number, or one float32 value a partition."""
-    return Operand(CHIP, ("float32",), kind="scalar|vec", **limits)
+def scalar_or_vec(dtypes=("float32",), **limits):
+    """A compile-time number, or one value a partition, float32 unless the page allows others."""
+    return Operand(CHIP, dtypes, kind="scalar|vec", **limits)
 
 
 class Rule:
@@ -115,6 +115,7 @@ class Instruction:
     # ------------------------------------------------------------------ call
     def __call__(self, args, kwargs):
         core = current_core()
+        core.clock += 1
         a = self._bind(args, kwargs)
         self._check_operands(a)
         for rule in self.rules:
@@ -182,6 +183,7 @@ class Instruction:
             self._refuse(operand, t, "is selected by a vector of indices", "only DMA gathers rows")
         if place == "hbm":
             return
+        t.storage.touch()
         count = t.shape[0]
         if count > operand.max_p:
             self._refuse(operand, t, f"has {count} partitions", f"at most {operand.max_p}")
@@ -371,6 +373,8 @@ def known_integers(index, instruction, operand):
             instruction=instruction,
             hint="compute addresses with integer tensors, or trace with real data",
         )
+    if index.storage.place != "hbm":
+        index.storage.touch()
     require_written(index, instruction, f"offset of {operand}")
     return index.np.reshape(-1).astype(np.int64)
 

@@ -12,6 +12,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 from . import arch
+from .capacity import live_bytes
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma")
 
@@ -50,8 +51,9 @@ class Record:
     engine: str
     shapes: dict  # operand -> (dtype, shape, memory)
     line: tuple  # (file, line) in the kernel
-    sbuf: int  # live bytes a partition after it
-    psum: int
+    number: int  # instruction number on its core, from 1
+    sbuf: int = 0  # live bytes a partition while it runs, known when the kernel has ended
+    psum: int = 0
     elements: int = 0  # elements a partition
     cycles: float = 0.0  # lower bound in cycles of its engine
     macs: int = 0  # multiply-adds
@@ -85,16 +87,21 @@ class Trace:
                 engine,
                 shapes,
                 line,
-                core.sbuf_live,
-                core.psum_live,
+                core.clock,
                 **fields,
             )
         )
 
     def finish(self, launch):
+        """The kernel has ended: what was live at each instruction is known now."""
+        sbuf = [live_bytes(core, "sbuf") for core in launch.cores]
+        psum = [live_bytes(core, "psum") for core in launch.cores]
+        for r in self.records:
+            if r.launch == self.launches:
+                r.sbuf, r.psum = int(sbuf[r.core][r.number]), int(psum[r.core][r.number])
         self.launches += 1
-        self.peak_sbuf = max(self.peak_sbuf, *(c.sbuf_peak for c in launch.cores))
-        self.peak_psum = max(self.peak_psum, *(c.psum_peak for c in launch.cores))
+        self.peak_sbuf = max(self.peak_sbuf, *(int(live.max()) for live in sbuf))
+        self.peak_psum = max(self.peak_psum, *(int(live.max()) for live in psum))
 
     # ------------------------------------------------------------------ numbers for checks
     def hbm_read(self):

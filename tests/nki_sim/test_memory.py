@@ -8,7 +8,6 @@ import pytest
 from sim_helpers import blank, on_core, tile
 
 from nki_sim import KernelError, arch, simulate, trace
-from nki_sim.machine import current_core
 
 F32 = np.float32
 
@@ -19,57 +18,77 @@ def refuses(text, body, **kwargs):
 
 
 # ------------------------------------------------------------------ capacity
+def held(*tiles):
+    """All tiles are live at one time: each is written, then each is read."""
+    for t in tiles:
+        nisa.memset(t, 1)
+    for t in tiles:
+        nisa.tensor_copy(t, t)
+
+
 def test_sbuf_holds_exactly_its_bytes():
-    on_core(lambda: blank((1, arch.SBUF_BYTES), "uint8"))
-    refuses("SBUF overrun", lambda: blank((1, arch.SBUF_BYTES + 1), "uint8"))
+    on_core(lambda: held(blank((1, arch.SBUF_BYTES), "uint8")))
+    refuses("needs 212,985 bytes", lambda: blank((1, arch.SBUF_BYTES + 1), "uint8"))
 
-    def two():
-        first = blank((128, arch.SBUF_BYTES - 8), "uint8")
-        second = blank((128, 8), "uint8")
-        assert current_core().sbuf_live == arch.SBUF_BYTES
-        blank((1, 1), "uint8")
-        return first, second
+    def three(last):
+        held(blank((128, 150_000), "uint8"), blank((1, 62_980), "uint8"), blank((2, last), "uint8"))
 
-    refuses("needs 1 bytes a partition, 212,984 are in use", two)
+    on_core(lambda: three(4))
+    with pytest.raises(KernelError) as error:
+        on_core(lambda: three(5))
+    text = str(error.value)
+    assert "SBUF overrun at instruction 3 of core 0: 212,985 bytes a partition are live" in text
+    assert "live: '(unnamed)' uint8[128, 150000], 150,000 bytes, from " in text
+    assert text.count("sim_helpers.py:") == 4  # the line that allocates: at, and three live
 
 
 def test_psum_holds_eight_banks():
-    def eight():
-        tiles = [blank((128, 512), place="psum") for _ in range(8)]
-        assert current_core().psum_live == 16_384
-        return tiles
-
-    on_core(eight)
-    refuses("PSUM overrun", lambda: [blank((128, 512), place="psum") for _ in range(9)])
+    on_core(lambda: held(*[blank((128, 512), place="psum") for _ in range(8)]))
+    refuses("PSUM overrun", lambda: held(*[blank((128, 512), place="psum") for _ in range(9)]))
+    refuses("needs 16,388 bytes", lambda: blank((1, 4097), place="psum"))
 
 
 def test_psum_tiles_share_a_bank_but_do_not_straddle():
     """Eight tiles of 1,028 bytes need a bank each, so a ninth does not fit; of 1,024 it does."""
-    on_core(lambda: [blank((1, 256), place="psum") for _ in range(16)])
-    refuses("PSUM overrun", lambda: [blank((1, 257), place="psum") for _ in range(9)])
-    refuses("PSUM overrun", lambda: [blank((1, 1), place="psum"), blank((1, 4096), place="psum")])
+    on_core(lambda: held(*[blank((1, 256), place="psum") for _ in range(16)]))
+    refuses("PSUM overrun", lambda: held(*[blank((1, 257), place="psum") for _ in range(9)]))
+    refuses("PSUM overrun",
+            lambda: held(blank((1, 1), place="psum"), blank((1, 4096), place="psum")))  # fmt: skip
+    # Small ones go to the fullest bank that takes them, so that whole banks stay free.
+    sizes = [256, 256, 1024, 256, 256, 1536]
+    on_core(lambda: held(*[blank((1, n), place="psum") for n in sizes]))
 
 
-def test_a_tile_dies_when_python_drops_it():
+def test_a_tile_is_live_from_its_first_access_to_its_last():
     def body():
-        core = current_core()
-        for _ in range(100):
-            t = blank((128, 10_000))  # old and new are live together while the name moves on
-        assert core.sbuf_live == 40_000
-        assert core.sbuf_peak == 80_000
-        view = t[:, 0:1]
-        del t
-        assert core.sbuf_live == 40_000  # a view keeps its storage
-        del view
-        assert core.sbuf_live == 0
+        tiles = [blank((128, 10_000)) for _ in range(100)]  # 100 names, never two in use
+        for t in tiles:
+            nisa.memset(t, 0.0)
+            nisa.tensor_copy(t[:, 0:1], t[:, 1:2])
+        nisa.tensor_copy(tiles[3][:, 0:1], tiles[99][:, 0:1])
 
-    on_core(body)
-
-
-def test_peaks_reach_the_trace():
     with trace() as t:
-        on_core(lambda: (tile(np.ones((4, 100), F32)), blank((4, 512), place="psum")))
-    assert (t.peak_sbuf, t.peak_psum) == (400, 2048)
+        on_core(body)
+    assert t.peak_sbuf == 80_000  # number 3, held to the end, and one other
+    assert [r.sbuf for r in t.records[:9]] == [40_000] * 6 + [40_000] * 2 + [80_000]
+
+
+def test_run_time_indices_are_accesses_too():
+    def body():
+        index = tile(np.zeros((16, 1), np.int32))
+        nisa.tensor_copy(index, index)
+        nisa.memset(blank((128, 100)), 0.0)
+        nisa.memset(blank((128, 100)), 0.0)
+        source = tile(np.zeros((4, 2), F32), "hbm").ap([[2, 16], [1, 2]], vector_offset=index)
+        nisa.dma_copy(blank((16, 2)), source)
+
+    with trace() as t:
+        on_core(body)
+    assert [r.sbuf for r in t.records] == [4, 404, 404, 12]
+
+
+def test_each_core_has_its_own_memories():
+    on_core(lambda: held(*[blank((128, 512), place="psum") for _ in range(8)]), lnc=2)
 
 
 # ------------------------------------------------------------------ written elements
