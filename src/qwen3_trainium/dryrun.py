@@ -89,7 +89,12 @@ def dry_run(recipe: str, config: str, profile: Profile, folder: Path, arguments=
 
 # Recipe and config of each dry run, the model folder it is given, and its sequence length: short,
 # because a CPU computes what a NeuronCore would.
-DRY_RUNS = {"hf_finetune": ("hf_finetune", "random", real_width_folder, 64)}
+DRY_RUNS = {
+    "hf_finetune": ("hf_finetune", "random", real_width_folder, 64),
+    "native": ("native", "random", real_width_folder, 64),
+    # 4 × 16: tensor parallel within a chip, fully sharded across chips.
+    "native-tp": ("native", "tensor_parallel", real_width_folder, 64),
+}
 
 
 def main(argv: list[str]) -> int:

@@ -61,4 +61,35 @@ def problem(model: nn.Module) -> str | None:
         else:
             continue
         return f"{name}.inv_freq {found}: call qwen3_trainium.rotary.repair before training"
+    return native_problem(model)
+
+
+# Cosines of the same angle by two devices: angles up to 2¹¹ radians carry an error of half a
+# spacing, 2⁻¹³, which is that of the cosine at most; times four for their own rounding.
+CACHE_TOLERANCE = 2**-11
+
+
+def native_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Every rotary module of torchtitan's native model, which keeps cosines and sines, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "_precompute_cache") and hasattr(module, "cache")
+    }
+
+
+def native_problem(model: nn.Module) -> str | None:
+    """What is wrong with a native model's cosines and sines, in one sentence, or None.
+
+    They too are no part of a checkpoint, and computed again after the model is allocated empty.
+    """
+    for name, module in native_modules(model).items():
+        with torch.device("cpu"):
+            wanted = module._precompute_cache()
+        difference = (module.cache.detach().cpu().float() - wanted).abs().max()
+        if not bool(difference <= CACHE_TOLERANCE):  # a NaN is a problem as well
+            return (
+                f"{name}.cache differs by {difference.item():.3g} from the cosines and sines that "
+                f"its theta {module.config.theta:g} asks for: initialise the model again"
+            )
     return None

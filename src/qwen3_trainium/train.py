@@ -80,17 +80,19 @@ def require_sound(model, when: str) -> None:
         raise RuntimeError(wrong)
     if tie_is_broken(model):
         raise RuntimeError(
-            f"lm_head.weight and embed_tokens.weight are two parameters {when}, although the "
+            f"lm_head.weight and the embeddings' weight are two parameters {when}, although the "
             "config ties them: their updates would part; check the sharding of the model"
         )
-    rotary_count = len(rotary.rotary_modules(model))
+    rotary_count = len(rotary.rotary_modules(model)) + len(rotary.native_modules(model))
     logger.info(f"[Check] {when}: {rotary_count} rotary module(s) right, head tied as configured")
 
 
 def tie_is_broken(model) -> bool:
     """Whether a config ties the head to the embeddings and the model holds two parameters."""
-    config = getattr(getattr(model, "model", None), "config", None)
-    if not getattr(config, "tie_word_embeddings", False):
+    config = getattr(getattr(model, "model", model), "config", None)
+    # Transformers' name of the setting, and the native model's.
+    names = ("tie_word_embeddings", "enable_weight_tying")
+    if not any(getattr(config, name, False) for name in names):
         return False
     # A forward pass without a backward leaves FSDP's modules holding gathered copies, of which
     # only one name may be set: compare the parameters that training keeps.

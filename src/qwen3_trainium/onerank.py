@@ -1,0 +1,63 @@
+"""A whole run in this process: torchtitan's trainer on one rank, without a launcher.
+
+What `launch` starts in processes of its own, for a model small enough to train in a notebook. The
+run's folder is like any other and is read with `runlog`.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from qwen3_trainium import guards
+
+
+def train(config, folder: Path) -> Path:
+    """Train a torchtitan config to its last step; returns `folder`.
+
+    config   for one rank: `launch.build_config` of a profile with `ranks=1`
+    folder   where metrics and checkpoints go; a checkpoint that lies there is resumed
+
+    Raises SettingError when the folder holds a finished run.
+    """
+    import torch
+    from torchtitan.components.metrics import TensorBoardLogger  # noqa: F401, must import first
+
+    from qwen3_trainium.train import require_sound
+
+    if (folder / "tb").exists():
+        guards.check_run_folder(folder)
+    config.dump_folder = str(folder)
+    with _single_rank_environment():
+        trainer = config.build()
+        try:
+            trainer.train()
+            for model in trainer.model_parts:
+                require_sound(model, "after the last step")
+        finally:
+            trainer.close()
+            torch.distributed.destroy_process_group()
+    return folder
+
+
+@contextlib.contextmanager
+def _single_rank_environment() -> Iterator[None]:
+    """What torchrun would tell a lone rank, for as long as the block runs."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    told = {
+        **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
+        **{"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
+    }
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
