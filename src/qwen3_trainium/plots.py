@@ -94,7 +94,7 @@ def tensor_changes(changes: pd.DataFrame) -> Axes:
     dark = image.norm(grid.to_numpy() * 100) < 0.6
     for i, j in np.ndindex(grid.shape if grid.shape[1] <= 8 else (0, 0)):
         colour = "white" if dark[i, j] else "black"
-        ax.text(j, i, f"{grid.iloc[i, j] * 100:.2f}", ha="center", va="center", color=colour)
+        ax.text(j, i, f"{grid.iloc[i, j] * 100:.2g}", ha="center", va="center", color=colour)
     fig.colorbar(image, label="relative change (%)")
     return ax
 
