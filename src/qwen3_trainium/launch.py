@@ -54,18 +54,20 @@ class Run:
         return self.folder / "checkpoint" / f"step-{max(_steps(self.folder))}"
 
 
-def stopped_after(run: Run, step: int, name: str) -> Path:
+def stopped_after(run: Run, step: int, name: str, *, overwrite: bool = False) -> Path:
     """A copy of a run as it would lie there had its machine stopped after `step`'s checkpoint.
 
     The copy is called `name`, beside `run`; launching the same config under that name resumes it.
     Raises SettingError when the name is taken or the run kept no full checkpoint of that step.
     """
     folder = run.folder.with_name(name)
-    guards.check_run_folder(folder)
+    guards.check_run_folder(folder, overwrite)
     if step not in (kept := _resumable_steps(run.folder)):
         raise SettingError(
             f"{run.folder.name} keeps no full checkpoint of step {step}: choose one of {kept}"
         )
+    if folder.exists():
+        shutil.rmtree(folder)
     with files.written_beside(folder) as partial:
         checkpoint = Path("checkpoint") / f"step-{step}"
         shutil.copytree(run.folder / checkpoint, partial / checkpoint)
