@@ -61,5 +61,4 @@ def cast(values, dtype):
         rounded = np.rint(np.nan_to_num(values, nan=0.0, posinf=3.4e38, neginf=-3.4e38))
         # Clip in float64, where the limits of 32-bit integers are exact.
         return np.clip(rounded.astype(np.float64), limits.min, limits.max).astype(dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(dtype)
+    return values.astype(dtype)

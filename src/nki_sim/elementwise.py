@@ -63,8 +63,7 @@ def apply(op, x, y):
     """`x op y` in float32 (or integers, for bit operators)."""
     if op.binary is None:
         return op.unary(x)
-    with np.errstate(all="ignore"):
-        return op.binary(x, y)
+    return op.binary(x, y)
 
 
 def vector_cycles(tiles):
@@ -293,8 +292,7 @@ def memset(dst, value, engine=engine.unknown, name=None):
 @instruction("vector", dst=out(CHIP), data=inp(CHIP), rules=[same_size("dst", "data")], cost=_cost)
 def reciprocal(dst, data, name=None):
     """dst = 1 / data."""
-    with np.errstate(all="ignore"):
-        store(dst, np.float32(1) / f32(data))
+    store(dst, np.float32(1) / f32(data))
 
 
 def _iota_values(dst, pattern, offset, channel_multiplier):
@@ -364,8 +362,7 @@ def _activate(dst, op, data, bias, scale):
     if bias is not None:
         value = value + per_partition(bias, data)
     try:
-        with np.errstate(all="ignore"):
-            value = op.unary(value)
+        value = op.unary(value)
     except ValueError as error:
         fail(
             f"{op.name} of {data.describe()}: {error}",

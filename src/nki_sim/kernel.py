@@ -42,7 +42,7 @@ class Kernel:
                 f"kernel {self.fn.__name__} is called from a kernel",
                 rule="@nki.jit marks the entry only; helpers are plain functions",
             )
-        version = self.version or os.environ.get("NKI_SIM_VERSION", arch.DEFAULT_VERSION)
+        version = _known(self.version or os.environ.get("NKI_SIM_VERSION", arch.DEFAULT_VERSION))
         _lint_once(self.fn, version, self.strict_python)
         launch = Launch(self.lnc, version, tracing.active())
         bound = inspect.signature(self.fn).bind(*args, **kwargs)
@@ -127,6 +127,12 @@ def jit(fn=None, **kwargs):
     return Kernel(fn)
 
 
+def _known(version):
+    if version not in arch.VERSIONS:
+        raise ValueError(f"version {version!r} is unknown, use one of {', '.join(arch.VERSIONS)}")
+    return version
+
+
 def simulate(kernel, *, version=None, strict_python=False):
     """A callable that runs `kernel` on the simulator and returns what it returns.
 
@@ -136,7 +142,7 @@ def simulate(kernel, *, version=None, strict_python=False):
     Arguments: numpy arrays or torch CPU tensors become HBM tensors, other values stay as they are.
     Raises KernelError for anything that trn2 or NKI's documentation does not allow.
     """
-    if version is not None and version not in arch.VERSIONS:
-        raise ValueError(f"version {version!r} is unknown, use one of {', '.join(arch.VERSIONS)}")
+    if version is not None:
+        _known(version)
     fn, lnc = (kernel.fn, kernel.lnc) if isinstance(kernel, Kernel) else (kernel, 1)
     return Kernel(fn, lnc, version, strict_python)

@@ -40,7 +40,6 @@ hbm = private_hbm = MemoryRegion.hbm
 shared_hbm = MemoryRegion.shared_hbm
 
 globals().update(OPS)  # nl.add, nl.exp, ...: operators that are also helpers
-bypass = None
 
 
 def __getattr__(name):
@@ -57,19 +56,14 @@ class NKIObject:
     A missing `__init__` takes the annotated fields; what a call leaves out stays unset.
     """
 
-    def __init_subclass__(cls):
-        if "__init__" not in cls.__dict__:
-            cls.__init__ = _synthesised_init
-
-
-def _synthesised_init(self, *args, **kwargs):
-    fields = list(inspect.get_annotations(type(self)))
-    if len(args) > len(fields) or set(kwargs) - set(fields):
-        raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
-    for name, value in (*zip(fields, args, strict=False), *kwargs.items()):
-        setattr(self, name, value)
-    if hasattr(self, "__post_init__"):
-        self.__post_init__()
+    def __init__(self, *args, **kwargs):
+        fields = list(inspect.get_annotations(type(self)))
+        if len(args) > len(fields) or set(kwargs) - set(fields):
+            raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
+        for name, value in (*zip(fields, args, strict=False), *kwargs.items()):
+            setattr(self, name, value)
+        if hasattr(self, "__post_init__"):
+            self.__post_init__()
 
 
 class _TileSize:

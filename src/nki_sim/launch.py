@@ -83,7 +83,8 @@ class Launch:
         before = getattr(machine._local, "core", None)
         machine.set_current_core(self.cores[index])
         try:
-            return body()
+            with np.errstate(all="ignore"):  # engines raise no flags: inf and NaN are values
+                return body()
         finally:
             machine.set_current_core(before)
 

@@ -141,6 +141,9 @@ _Average("average", "special")
 def accumulate(command, op, values, initial):
     """Fold [P, N] values into the Vector engine's accumulators as `command` says; returns them."""
     core = current_core()
+    if command.name == "idle":
+        core.vector_accumulator = None  # such an instruction may clobber the registers
+        return None
     neutral = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}[op.name]
     if command.name in ("reset", "reset_reduce"):
         core.vector_accumulator = np.full((len(values), 1), neutral, np.float32)

@@ -184,6 +184,9 @@ class Instruction:
         if place == "hbm":
             return
         t.storage.touch()
+        if len(t.shape) > arch.MAX_RANK:
+            rule = f"a view has at most {arch.MAX_RANK} dimensions"
+            self._refuse(operand, t, f"has {len(t.shape)} dimensions", rule)
         count = t.shape[0]
         if count > operand.max_p:
             self._refuse(operand, t, f"has {count} partitions", f"at most {operand.max_p}")
@@ -249,6 +252,8 @@ class Instruction:
     # ------------------------------------------------------------------ trace
     def engine(self, a):
         asked = a.get("engine")
+        if self.engines == ["dma"]:  # an engine argument names the queue that starts the transfer
+            return "dma"
         if asked is not None and asked.name != "unknown":
             return asked.name
         return self.pick(a) if self.pick else self.engines[0]

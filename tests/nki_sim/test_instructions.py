@@ -25,6 +25,7 @@ from sim_helpers import (
     tile,
 )
 
+from nki_sim import KernelError
 from nki_sim.dtypes import BY_NAME
 from nki_sim.table import TABLE
 
@@ -734,3 +735,19 @@ def test_helper_fill_marks_only_the_view():
         assert base.storage.written.read(base).sum() == 12
 
     on_core(body)
+
+
+def test_an_idle_instruction_may_clobber_the_vector_accumulators():
+    cmd = nisa.reduce_cmd
+
+    def body(between):
+        x, dst, res = tile(np.ones((2, 8), F32)), blank((2, 8)), blank((2, 1))
+        mask = tile(np.ones((2, 8), np.uint8))
+        nisa.tensor_scalar_reduce(dst, x, nl.multiply, 1.0, nl.maximum, res)
+        if between:
+            nisa.select_reduce(dst, mask, x, 0.0)
+        nisa.select_reduce(dst, mask, x, 0.0, res, cmd.reduce)
+
+    on_core(lambda: body(False))
+    with pytest.raises(KernelError, match="begin with reduce_cmd"):
+        on_core(lambda: body(True))

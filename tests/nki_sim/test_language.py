@@ -1,5 +1,7 @@
 """Helpers of nki.language: each a fresh tile and one or two instructions."""
 
+import dataclasses
+
 import nki.language as nl
 import numpy as np
 import pytest
@@ -80,3 +82,24 @@ def test_load_store_and_matmul():
 def test_refusals(text, use):
     with pytest.raises(KernelError, match=text):
         on_core(lambda: use(tile(X)))
+
+
+class Sizes(nl.NKIObject):
+    rows: int
+    columns: int = 3
+    twice: int
+
+    def __post_init__(self):
+        self.twice = 2 * self.rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(nl.NKIObject):
+    rows: int = 1
+
+
+def test_classes_of_a_kernel_need_no_init():
+    assert (Sizes(4).columns, Sizes(rows=4).twice) == (3, 8)
+    assert Frozen(rows=2).rows == 2
+    with pytest.raises(TypeError, match="has the fields rows, columns, twice"):
+        Sizes(row=1)

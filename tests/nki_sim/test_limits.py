@@ -464,6 +464,18 @@ def test_elements_a_partition(name, operand):
         assert "has shape (128, 2)" in problem
 
 
+@pytest.mark.parametrize(("name", "operand"), ON_CHIP, ids=ON_CHIP_IDS)
+def test_dimensions(name, operand):
+    def with_rank(rank):
+        return replaced(name, operand, lambda t: full(
+            t.shape[0], *[1] * (rank - 2), t.size // t.shape[0], dtype=t.dtype,
+            place=t.storage.place))  # fmt: skip
+
+    assert "has 6 dimensions" in problem_of(name, with_rank(6))
+    problem = problem_of(name, with_rank(5))
+    assert problem is None or "dimensions" not in problem
+
+
 def test_partitions():
     on_core(lambda: blank((128, 1)))
     with pytest.raises(KernelError, match="has 129 partitions"):
