@@ -34,6 +34,7 @@ PUBLISHED = {
         "head_dim": 128,
         "intermediate_size": 9728,
         "vocab_size": 151936,
+        "max_position_embeddings": 262144,
         "tie_word_embeddings": True,
         "rms_norm_eps": 1e-6,
         "rope_theta": 5_000_000,

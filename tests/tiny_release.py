@@ -1,0 +1,30 @@
+"""A folder in the form and the sizes of the tiny release, with random weights: no training."""
+
+from pathlib import Path
+
+from qwen3_trainium import assets, tiny
+
+# Sizes of the tiny release under the names of Transformers' config.
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+
+
+def make(folder: Path) -> Path:
+    """Write weights, three shards and an index, with the release's own config and tokenizer."""
+    import toys
+
+    model = toys.random_model(**{name: tiny.CONFIG[name] for name in SIZES})
+    model.save_pretrained(folder, max_shard_size="4MB")
+    assert len(list(folder.glob("*.safetensors"))) == 3
+    copy_scaffold(folder)
+    return folder
+
+
+def copy_scaffold(folder: Path) -> Path:
+    """Write the release's config, generation config and tokenizer to `folder`."""
+    folder.mkdir(exist_ok=True)
+    for file in assets.scaffold().iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
