@@ -1,0 +1,137 @@
+"""Where a kernel runs: on a NeuronCore, under a simulator, or as its PyTorch reference.
+
+    neuron              a tensor on `neuron`: the compiled kernel, through TorchNeuron's `nki_op`
+    simulator:nki       a CPU tensor, where AWS's NKI is installed: `nki.simulate`
+    simulator:nki_sim   a CPU tensor anywhere else: the simulator of this repository
+    reference           any tensor, when QWEN3_TRAINIUM_KERNELS=reference asks for it
+
+The path never changes silently: each kernel's first run in a process is logged as one
+`[Kernel] …` line, and `ran` and `ran_in` tell it to a verdict.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Callable
+
+import torch
+
+import nki_sim
+from qwen3_trainium.errors import SettingError
+
+nki_sim.install()  # before a kernel file imports `nki`; leaves a real NKI alone
+
+VARIABLE = "QWEN3_TRAINIUM_KERNELS"
+REFERENCE = "reference"
+LINE = re.compile(r"\[Kernel\] (\w+) on ([\w:]+)")
+
+_ran: dict[str, set[str]] = {}
+
+
+def backend(tensor: torch.Tensor) -> str:
+    """Where a kernel that is given `tensor` will run: one of the four names above.
+
+    Raises SettingError for a device that has no kernels and for an unknown setting.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", REFERENCE):
+        raise SettingError(f"{VARIABLE} is {wanted!r}: unset it, or set it to {REFERENCE!r}")
+    if wanted == REFERENCE:
+        return REFERENCE
+    device = tensor.device.type
+    if device == "neuron":
+        return "neuron"
+    if device == "cpu":
+        return "simulator:nki" if nki_sim.real_nki() else "simulator:nki_sim"
+    raise SettingError(
+        f"no kernel runs on device {device!r}: move the tensor to neuron or cpu, or set "
+        f"{VARIABLE}={REFERENCE}"
+    )
+
+
+def lnc() -> int:
+    """Physical cores that act as one: NEURON_LOGICAL_NC_CONFIG, or 2 as on trn2 by default.
+
+    A kernel is launched on as many cores; another number than the runtime's is an error there.
+    """
+    value = os.environ.get("NEURON_LOGICAL_NC_CONFIG") or "2"
+    if value not in ("1", "2"):
+        raise SettingError(f"NEURON_LOGICAL_NC_CONFIG is {value!r}: set it to 1 or 2")
+    return int(value)
+
+
+def run(kernel, *arguments, reference: Callable, cores: int | None = None, **constants):
+    """Run `kernel[cores](*arguments, **constants)` where the first argument's device says.
+
+    arguments   tensors, contiguous; the first decides where
+    reference   a PyTorch function of the same signature, for that setting
+    cores       1 or 2; `lnc()` unless given
+    constants   numbers and flags that are fixed when the kernel is compiled
+    """
+    where = backend(arguments[0])
+    cores = cores or lnc()
+    _tell(kernel_name(kernel), where, cores)
+    if where == REFERENCE:
+        return reference(*arguments, **constants)
+    if where == "simulator:nki":
+        import nki
+
+        # Without this AWS's simulator models trn3, which has instructions that trn2 lacks.
+        os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+        return nki.simulate(kernel[cores])(*arguments, **constants)
+    return kernel[cores](*arguments, **constants)
+
+
+def kernel_name(kernel) -> str:
+    """The name of a jitted kernel's function."""
+    return getattr(kernel, "__name__", None) or kernel.fn.__name__
+
+
+def operator(name: str, fake: Callable) -> Callable:
+    """Register a function that calls `run` as the PyTorch operator `name`, e.g. "ns::rope".
+
+    fake   the function's shapes, dtypes and strides: same signature, `torch.empty` results
+    The function has annotated arguments, changes none of them and returns new tensors. The result
+    takes `.register_autograd`. With TorchNeuron the operator is registered by its `nki_op`, which
+    torch.compile's `neuron` backend recognises and which traces the function itself as the fake.
+    """
+
+    def register(function):
+        if torch._C._get_privateuse1_backend_name() == "neuron":
+            return _nki_op()(name, mutates_args={})(function)
+        registered = torch.library.custom_op(name, function, mutates_args=())
+        registered.register_fake(fake)
+        return registered
+
+    return register
+
+
+def _nki_op():
+    try:
+        from torch_neuronx import nki_op
+    except ImportError as error:
+        raise SettingError(
+            f"the device is neuron but torch_neuronx has no nki_op ({error}): install TorchNeuron "
+            "2.14 (Neuron SDK 2.33)"
+        ) from error
+    return nki_op
+
+
+def ran() -> dict[str, str]:
+    """Kernels that this process has run, and where: {"rope_kernel": "simulator:nki_sim"}."""
+    return {name: ", ".join(sorted(places)) for name, places in _ran.items()}
+
+
+def ran_in(log: str) -> dict[str, str]:
+    """The same, read from the text of a run's log; all ranks together."""
+    found: dict[str, set[str]] = {}
+    for name, where in LINE.findall(log):
+        found.setdefault(name, set()).add(where)
+    return {name: ", ".join(sorted(places)) for name, places in found.items()}
+
+
+def _tell(name: str, where: str, cores: int) -> None:
+    places = _ran.setdefault(name, set())
+    if where not in places:
+        places.add(where)
+        logging.getLogger("qwen3_trainium.kernels").info(f"[Kernel] {name} on {where}, LNC {cores}")
