@@ -54,16 +54,11 @@ def _memory(axis, live, capacity, name, colour):
     kib = [b / 1024 for b in live]
     axis.fill_between(range(len(kib)), kib, step="mid", color=colour, alpha=0.25, linewidth=0)
     axis.step(range(len(kib)), kib, where="mid", color=colour)
-    axis.axhline(capacity / 1024, color="#555555", linestyle="--", linewidth=1)
-    axis.annotate(
-        f"capacity {capacity / 1024:.0f} KiB",
-        (0.005, capacity / 1024),
-        va="top",
-        xycoords=("axes fraction", "data"),
-        fontsize=9,
-        color="#555555",
-        xytext=(0, -3),
-        textcoords="offset points",
-    )
-    axis.set_ylim(0, capacity / 1024 * 1.08)
+    peak, limit = max(kib, default=0), capacity / 1024
+    text = f"peak {peak:.1f} of {limit:.0f} KiB"
+    # Little use of a large memory would be a flat line: then show the use and write the limit.
+    top = limit if peak > 0.4 * limit else max(1.4 * peak, 0.01 * limit)
+    axis.axhline(limit, color="#555555", linestyle="--", linewidth=1)
+    axis.text(0.995, 0.95, text, transform=axis.transAxes, ha="right", va="top", fontsize=9)
+    axis.set_ylim(0, 1.25 * top)
     axis.set_ylabel(f"{name} live\nKiB a partition")

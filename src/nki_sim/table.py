@@ -6,6 +6,7 @@ README's table (`markdown`), and the tests that break each limit and just meet i
 """
 
 import inspect
+from enum import Enum
 
 import numpy as np
 
@@ -104,6 +105,7 @@ class Instruction:
         self.defaults = {
             n: p.default for n, p in signature.parameters.items() if p.default is not p.empty
         }
+        self.enums = [(n, type(d)) for n, d in self.defaults.items() if isinstance(d, Enum)]
         self.required = tuple(n for n in self.names if n not in self.defaults)
         for name in self.names:
             if name in operands:
@@ -156,6 +158,11 @@ class Instruction:
         if len(a) != len(self.names):
             missing = [n for n in self.required if n not in a]
             raise TypeError(f"{self.name} needs {', '.join(missing)}")
+        for name, kind in self.enums:
+            if a[name].__class__ is not kind:
+                raise TypeError(
+                    f"{self.name}: {name} must be a nisa.{kind.__name__}, got {a[name]!r}"
+                )
         return a
 
     def _check_operands(self, a):

@@ -129,5 +129,5 @@ def test_simulate_warns_and_strict_python_raises():
     x = np.ones((2, 2), np.float32)
     with pytest.warns(LintWarning, match="list comprehension"):
         simulate(kernel)(x)
-    with pytest.raises(KernelError, match=r"test_lint.py:\d+: list comprehension"):
+    with pytest.raises(KernelError, match=r"test_sim_lint.py:\d+: list comprehension"):
         simulate(kernel, strict_python=True)(x)

@@ -56,7 +56,7 @@ def test_numbers_of_a_matmul():
     assert record.engine == "tensor"
     assert record.shapes["moving"] == ("float32", (128, 512), "sbuf")
     assert record.cycles == 4 * 512
-    assert record.line[0].endswith("test_trace.py")
+    assert record.line[0].endswith("test_sim_trace.py")
 
 
 def test_a_narrow_moving_tile_still_occupies_64_columns():

@@ -354,7 +354,7 @@ def test_rule(name, rule):
     text = str(error.value)
     assert f"rule: {rule.text}" in text
     assert text.startswith(f"{name}: ")
-    assert "test_limits.py:" in text  # the kernel's own line
+    assert "test_sim_limits.py:" in text  # the kernel's own line
     if met is not None:
         call(name, lambda a: met())
 
@@ -490,6 +490,16 @@ def test_unknown_and_missing_arguments(name):
         on_core(getattr(nisa, name))
     with pytest.raises(TypeError, match=f"{name} takes"):
         on_core(lambda: getattr(nisa, name)(*range(30)))
+
+
+WITH_ENUMS = [(n, e) for n, row in TABLE.items() for e, _ in row.enums]
+
+
+@pytest.mark.parametrize(("name", "argument"), WITH_ENUMS)
+def test_enumerations_take_no_numbers_and_no_strings(name, argument):
+    for value in (1, "vector"):
+        with pytest.raises(TypeError, match=f"{argument} must be a nisa.\\w+, got {value!r}"):
+            call(name, lambda a, v=value: {argument: v})
 
 
 def test_numbers_where_tensors_belong():

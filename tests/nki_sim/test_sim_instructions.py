@@ -709,7 +709,7 @@ def test_dma_transpose(shape, axes):
     on_core(body)
 
 
-covers("core_barrier", "sendrecv")  # in test_cores.py
+covers("core_barrier", "sendrecv")  # in test_sim_cores.py
 
 
 def test_every_instruction_of_the_table_is_compared_here():

@@ -81,7 +81,7 @@ def test_two_writes_to_one_place_race():
         two(race)(x, True)
     text = str(error.value)
     assert "cores on 'out' float32[2, 4] in shared_hbm at element [0, 1]:" in text
-    assert text.count("test_cores.py:") == 2
+    assert text.count("test_sim_cores.py:") == 2
     assert "the other writes it" in text
 
 
