@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import dataclasses
 import importlib
+import io
 import json
 import os
 import queue
@@ -23,7 +24,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwen3_trainium import files, guards, logs, profiles, weights
+from qwen3_trainium import compat, files, guards, logs, profiles, weights
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.profiles import ROOT, Profile
 from qwen3_trainium.statusline import StatusLine
@@ -34,6 +35,7 @@ STEP = re.compile(
     r"\[rank0\]:.* INFO - step:\s*(\d+)\s+loss:\s*([-\d.]+|nan|inf).*\btps:\s*([\d,]+)"
 )
 CHECKPOINT = re.compile(r"step-(\d+)")
+OUR_OPTIONS = ("--save-initial",)  # what `train` takes on top of torchtitan's options
 GRACE = 10  # seconds that ranks get to end before they are killed
 
 
@@ -107,7 +109,7 @@ def launch(
     step = _prepare_folder(folder, asked, overwrite=overwrite)
     profiles.save(profile, folder / "profile.yaml")
     try:
-        _check(recipe, config, profile, folder)
+        _check(recipe, config, profile, folder, arguments)
     except SettingError:
         if step is None:
             shutil.rmtree(folder)  # nothing was started: leave nothing behind
@@ -218,11 +220,15 @@ def _require_same(before: dict, now: dict, folder: Path) -> None:
             )
 
 
-def _check(recipe: str, config: str, profile: Profile, folder: Path) -> None:
+def _check(
+    recipe: str, config: str, profile: Profile, folder: Path, arguments: Sequence[str]
+) -> None:
     """Everything that can be known to be wrong before 64 processes are started."""
     for warning in guards.check_ranks(profile.ranks, profile.device):
         print(f"warning: {warning}", file=sys.stderr)
     built = build_config(recipe, config, profile)
+    if options := [argument for argument in arguments if argument not in OUR_OPTIONS]:
+        built = _with_options(recipe, config, profile, options)
     assets = Path(built.hf_assets_path)
     if built.checkpoint.initial_load_in_hf:
         model = guards.check_model_folder(assets)
@@ -245,6 +251,23 @@ def _check(recipe: str, config: str, profile: Profile, folder: Path) -> None:
         local_batch_size=profile.local_batch_size,
     ):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _with_options(recipe: str, config: str, profile: Profile, options: list[str]):
+    """The config after torchtitan's own parser has read `options`; a wrong one is refused."""
+    manager = compat.symbol("torchtitan.config", "ConfigManager")()
+    said = io.StringIO()
+    try:
+        with profiles.using(profile), contextlib.redirect_stderr(said):
+            return manager.parse_args(
+                ["--module", f"configs.{recipe}", "--config", config, *options]
+            )
+    except SystemExit:  # tyro prints what is wrong in a box, and ends the process
+        box = said.getvalue().partition("╮")[2].partition("─" * 20)[0]  # its first section
+        reason = " ".join(box.replace("│", " ").split())
+        raise SettingError(
+            f"torchtitan refuses {' '.join(options)} ({reason}): see its config classes"
+        ) from None
 
 
 def run_bytes(n_params: int) -> int:

@@ -1,0 +1,285 @@
+"""Real runs on two ranks: killed, resumed, interrupted, failed; and refused before they start."""
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import toys
+
+from qwen3_trainium import export, guards, launch, profiles, runlog, verify
+from qwen3_trainium.errors import SettingError
+
+SECRET = "hf_aSecretThatNoFileMayHold"
+STEPS = 12  # with a checkpoint after step 6
+KILLED_AT = 8
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def profile(toy_profile):
+    return dataclasses.replace(toy_profile, steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def whole_run(profile, runs):
+    """A run that nothing disturbs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", SECRET)
+        return launch.launch(
+            "hf_finetune",
+            "published",
+            profile,
+            name="whole",
+            runs=runs,
+            arguments=["--save-initial"],
+        )
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Processes that train into a run folder, torchrun itself left out."""
+    found = subprocess.run(
+        ["pgrep", "-f", f"qwen3_trainium.train.*{folder}"], capture_output=True, text=True
+    ).stdout.split()
+    return [
+        pid
+        for pid in map(int, found)
+        if "torch.distributed.run" not in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+
+
+def kill_one_rank_after(folder: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    reached = re.compile(rf"INFO - step:\s+{step}\s")
+    while time.monotonic() < deadline:
+        log = folder / "log.txt"
+        if log.exists() and reached.search(log.read_text(errors="replace")):
+            os.kill(ranks_of(folder)[-1], signal.SIGKILL)
+            return
+        time.sleep(0.02)
+
+
+def test_killed_run_resumes_where_it_was(whole_run, profile, runs, capsys):
+    folder = runs / "hf_finetune" / "killed"
+    killer = threading.Thread(target=kill_one_rank_after, args=(folder, KILLED_AT))
+    killer.start()
+    with pytest.raises(launch.RunError, match=r"SIGKILL|-9"):
+        launch.launch("hf_finetune", "published", profile, name="killed", runs=runs)
+    killer.join()
+    kept = folder / "checkpoint" / "step-6"
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    lost = runlog.read(folder)
+    assert lost.index.max() >= KILLED_AT, "the curve of a killed run is kept"
+
+    # What a save cut off by the kill would have left: no metadata, so it is no checkpoint.
+    half = folder / "checkpoint" / "step-9"
+    half.mkdir()
+    shutil.copy(next(kept.glob("*.distcp")), half)
+
+    run = launch.launch("hf_finetune", "published", profile, name="killed", runs=runs)
+    assert "resuming after step 6" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    expected, resumed = runlog.read(whole_run.folder), runlog.read(run.folder)
+    assert list(resumed.index) == list(range(1, STEPS + 1))
+    columns = ["loss", "grad_norm", "learning_rate"]
+    # Same ranks, same order of operations, same data: the same bits.
+    assert resumed[columns].equals(expected[columns])
+    events = sorted((run.folder / "tb").rglob("events.*"))
+    assert len(events) == 2
+
+
+def test_finished_run_is_not_written_again(whole_run, profile, runs):
+    before = sorted(whole_run.folder.rglob("*"))
+    with pytest.raises(SettingError, match="already exists"):
+        launch.launch("hf_finetune", "published", profile, name="whole", runs=runs)
+    assert sorted(whole_run.folder.rglob("*")) == before
+
+
+def test_run_folder_tells_what_ran_and_no_secret(whole_run, profile):
+    assert profiles.load(whole_run.folder / "profile.yaml") == profile
+    for path in whole_run.folder.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes()
+
+
+def test_training_and_export_equal_plain_transformers(whole_run, profile, toy_release, tmp_path):
+    from qwen3_trainium import batches
+
+    config = launch.build_config("hf_finetune", "published", profile)
+    metrics = runlog.read(whole_run.folder)
+    start = verify.heldout_loss(toy_release, batches.of_run(config, ranks=2))
+    assert metrics.loss[1] == pytest.approx(start, abs=1e-4)
+
+    # The weights that step 1 starts from are the release's, bit for bit.
+    initial = export.complete(whole_run.folder / "initial", toy_release, tmp_path / "initial")
+    assert verify.tensor_changes(toy_release, initial).largest.max() == 0.0
+
+    exported = export.complete(whole_run.last_checkpoint, toy_release, tmp_path / "export")
+    heldout = batches.of_run(config, ranks=2, heldout=True, count=config.validator.steps)
+    findings = verify.verify(exported, toy_release, heldout, metrics.heldout_loss[STEPS])
+    assert [finding.id for finding in findings if not finding.passed] == []
+    with pytest.raises(SettingError, match="already exists"):
+        export.complete(whole_run.last_checkpoint, toy_release, tmp_path / "export")
+
+
+def test_export_that_lacks_a_tensor_leaves_nothing(whole_run, toy_release, tmp_path):
+    saved = tmp_path / "saved"
+    shutil.copytree(whole_run.last_checkpoint, saved)
+    shard = sorted(saved.glob("*.safetensors"))[0]
+    toys.edit_weights(saved, lambda tensors: tensors.pop(next(iter(tensors))), shard.name)
+    with pytest.raises(SettingError):
+        export.complete(saved, toy_release, tmp_path / "export")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved"]
+
+
+def test_failure_shows_the_ranks_own_error_in_few_lines(profile, runs):
+    with pytest.raises(launch.RunError) as failure:
+        launch.launch(
+            "hf_finetune",
+            "published",
+            profile,
+            name="failed",
+            runs=runs,
+            arguments=["--training.global_batch_size", "3"],
+        )
+    message = str(failure.value)
+    assert "global batch size must be multiple of local batch size" in message
+    assert len(message.splitlines()) <= 8
+    assert "ChildFailedError" not in message
+
+
+def test_interrupt_ends_every_rank(profile, tmp_path):
+    profiles.save(profile, tmp_path / "profile.yaml")
+    folder = tmp_path / "hf_finetune" / "published"
+    program = (
+        "import sys; from pathlib import Path; from qwen3_trainium import launch, profiles\n"
+        "p = profiles.load(Path(sys.argv[1]) / 'profile.yaml')\n"
+        "launch.launch('hf_finetune', 'published', p, runs=Path(sys.argv[1]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while len(ranks_of(folder)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(ranks_of(folder)) == 2
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors
+    assert ranks_of(folder) == []
+
+
+def refuse(profile, tmp_path, match: str, **arguments) -> None:
+    """Launching raises one sentence, starts nothing and leaves no run folder."""
+    with pytest.raises(SettingError, match=match) as refusal:
+        launch.launch("hf_finetune", "published", profile, runs=tmp_path / "runs", **arguments)
+    assert "\n" not in str(refusal.value)
+    assert not list((tmp_path / "runs").rglob("*.txt"))
+    assert not (tmp_path / "runs" / "hf_finetune" / "published").exists()
+
+
+def release_with(tmp_path, toy_profile, change) -> profiles.Profile:
+    """The profile of a release that `change(folder)` has damaged."""
+    folder = tmp_path / "release"
+    shutil.copytree(toy_profile.model, folder)
+    change(folder)
+    return dataclasses.replace(toy_profile, model=str(folder))
+
+
+def truncate(folder: Path) -> None:
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+def corrupt(folder: Path) -> None:
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    data = bytearray(shard.read_bytes())
+    data[8:24] = b"\x00" * 16
+    shard.write_bytes(data)
+
+
+DAMAGES = {
+    "missing shard": (lambda folder: sorted(folder.glob("*.safetensors"))[1].unlink(), "00002"),
+    "truncated": (truncate, "truncated or corrupt"),
+    "corrupt": (corrupt, "truncated or corrupt"),
+    "tokenizer larger than the vocabulary": (lambda folder: toys.tokenizer(folder, 99), "vocab"),
+    "no weights at all": (
+        lambda folder: [path.unlink() for path in folder.glob("*.safetensors*")],
+        "safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_release_is_refused(damage, toy_profile, tmp_path):
+    change, match = DAMAGES[damage]
+    refuse(release_with(tmp_path, toy_profile, change), tmp_path, match)
+
+
+def test_dataset_without_text_is_refused(toy_profile, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text('{"content": "no text here"}\n')
+    profile = dataclasses.replace(toy_profile, dataset=str(tmp_path / "data"))
+    refuse(profile, tmp_path, "text")
+
+
+def test_more_ranks_than_the_machine_has_are_refused(toy_profile, tmp_path):
+    profile = dataclasses.replace(toy_profile, ranks=4096, global_batch_size=4096)
+    refuse(profile, tmp_path, "4096 ranks")
+
+
+def test_full_disk_is_refused(toy_profile, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(guards.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    refuse(toy_profile, tmp_path, "free")
+
+
+def test_unknown_recipe_and_config_are_refused(toy_profile, tmp_path):
+    with pytest.raises(SettingError, match="hf_finetune"):
+        launch.launch("hf_finetuning", "published", toy_profile, runs=tmp_path)
+    with pytest.raises(SettingError, match="publish"):
+        launch.launch("hf_finetune", "publish", toy_profile, runs=tmp_path)
+    assert not list(tmp_path.rglob("*.txt"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--training.stepz", "3"), ("--training.steps", "three")]
+)
+def test_wrong_torchtitan_option_is_refused(option, value, toy_profile, tmp_path):
+    refuse(toy_profile, tmp_path, option, arguments=[option, value])
+
+
+def test_unfinished_run_refuses_other_settings(toy_profile, tmp_path):
+    folder = tmp_path / "hf_finetune" / "published"
+    folder.mkdir(parents=True)
+    asked = {
+        "recipe": "hf_finetune",
+        "config": "published",
+        "arguments": [],
+        "profile": dataclasses.asdict(toy_profile),
+    }
+    launch._write_state(folder, asked, "failed")
+    other = dataclasses.replace(toy_profile, steps=20)
+    with pytest.raises(SettingError, match="began with steps 8, now 20"):
+        launch.launch("hf_finetune", "published", other, runs=tmp_path)
+    launch._write_state(folder, asked, "running", os.getpid())
+    with pytest.raises(SettingError, match="still running"):
+        launch.launch("hf_finetune", "published", toy_profile, runs=tmp_path)
+
+
+def test_ranks_are_shared_by_machines(toy_profile, tmp_path):
+    command = launch._command("r", "c", toy_profile, tmp_path, [], ["--nnodes=2", "--rdzv-id=1"])
+    assert "--nproc-per-node=1" in command
+    assert "--standalone" not in command
+    with pytest.raises(SettingError, match="2 ranks cannot be shared by 3 machines"):
+        launch._command("r", "c", toy_profile, tmp_path, [], ["--nnodes=3"])
