@@ -151,6 +151,16 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     }
 
 
+def most_packed(rows: Iterable[dict], count: int) -> list[dict]:
+    """The batches in which most documents begin: where masks and positions matter."""
+    return sorted(rows, key=lambda row: -int((row["positions"] == 0).sum()))[:count]
+
+
+def joined(rows: list[dict]) -> dict:
+    """Several batches as one, their rows one below the other."""
+    return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+
+
 def trace(program: Program, batch: dict) -> Trace:
     """Run one batch without gradients and keep what each block hands on."""
     outputs: list[torch.Tensor] = []
