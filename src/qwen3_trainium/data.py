@@ -32,9 +32,7 @@ def _module_docstrings() -> list[str]:
         if NOT_IMPORTED.match(name):
             continue
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # deprecated modules are still documented ones
-                module = importlib.import_module(name)
+            module = importlib.import_module(name)
         except ImportError:  # a module of another operating system
             continue
         parts = [inspect.getdoc(module) or ""]
@@ -53,9 +51,11 @@ def _module_docstrings() -> list[str]:
 
 
 def documents() -> list[str]:
-    """Every document, longest first within its source, without repetitions."""
+    """Every document once, topics of the language reference first, each source sorted by name."""
     topics = importlib.import_module("pydoc_data.topics").topics
-    texts = [topics[name].strip() for name in sorted(topics)] + _module_docstrings()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated modules are still documented ones
+        texts = [topics[name].strip() for name in sorted(topics)] + _module_docstrings()
     return [text for text in dict.fromkeys(texts) if len(text) >= SHORTEST]
 
 

@@ -1,0 +1,170 @@
+"""The Transformers backend on a CPU: documents kept apart, rotary frequencies, confined patches."""
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import and_masks, create_mask
+
+from qwen3_trainium import assets, cpu, hf_backend, launch, rotary, train, verify
+from qwen3_trainium.attention import document_mask
+
+# Two documents of unequal length, then one cut off by the end of the sequence.
+POSITIONS = [*range(9), *range(4), *range(6)]
+
+
+@pytest.fixture(scope="module")
+def config(toy_profile):
+    return launch.build_config("hf_finetune", "published", toy_profile)
+
+
+@pytest.fixture
+def model(config, toy_release):
+    """torchtitan's model in this process, as its trainer builds it, with the release's weights."""
+    return build(config, toy_release)
+
+
+def build(config, folder, as_released: bool = False):
+    from safetensors.torch import load_file
+    from torchtitan.experiments.transformers_modeling_backend import HFTransformerModel
+
+    model_config = config.model_spec.model
+    model_config.update_from_config(config=config)
+    with torch.device("meta"):
+        model = model_config.build()
+    model.to_empty(device="cpu")
+    init_states = HFTransformerModel.init_states
+    (init_states.as_released if as_released else init_states)(model)
+    adapter = config.model_spec.state_dict_adapter(model_config, str(folder))
+    tensors = {}
+    for shard in folder.glob("*.safetensors"):
+        tensors |= load_file(shard)
+    model.load_state_dict(adapter.from_hf(tensors))
+    return model
+
+
+@pytest.fixture
+def filled_memory():
+    """Uninitialised memory reads as not-a-number, so that no test passes by luck."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_document_mask_is_flex_attentions():
+    from torchtitan.models.common.attention import get_causal_mask_mod, get_document_mask_mod
+
+    positions = torch.tensor([POSITIONS, [*range(19)]])
+    flex = and_masks(get_causal_mask_mod(), get_document_mask_mod(positions))
+    expected = create_mask(flex, 2, 1, 19, 19, device="cpu")
+    assert torch.equal(document_mask(positions), expected)
+    causal = document_mask(positions, by_document=False)
+    assert not torch.equal(causal.expand(2, 1, 19, 19), expected), "the mask does something"
+
+
+@torch.no_grad()
+def test_same_document_twice_gives_the_same_logits(model, config):
+    ids = torch.randint(0, 88, (1, 10), generator=torch.Generator().manual_seed(0))
+    packed = torch.cat([ids, ids], dim=1)
+    positions = torch.arange(10).repeat(2)[None]
+    logits = model(packed, positions=positions)
+    # Same numbers in the same order, but in matrices of another shape: float32 rounding alone.
+    torch.testing.assert_close(logits[:, :10], logits[:, 10:], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits[:, :10], model(ids, positions=positions[:, :10]), rtol=0, atol=1e-5
+    )
+    # The flavour that torchtitan ships lets the second copy see the first.
+    model.model.config.attn_mask_type = "causal"
+    leaking = model(packed, positions=positions)
+    model.model.config.attn_mask_type = "block_causal"
+    assert (leaking[:, 10:] - logits[:, 10:]).abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_logits_equal_plain_transformers(model, toy_release):
+    plain, _ = verify.load_model(toy_release)
+    ids = torch.randint(0, 88, (2, 19), generator=torch.Generator().manual_seed(1))
+    positions = torch.tensor([POSITIONS, [*range(19)]])
+    mask = document_mask(positions)
+    additive = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    expected = plain(ids, position_ids=positions, attention_mask=additive).logits
+    torch.testing.assert_close(model(ids, positions=positions), expected, rtol=0, atol=1e-5)
+
+
+def test_released_backend_leaves_frequencies_to_chance(config, toy_release, filled_memory):
+    stock = build(config, toy_release, as_released=True)
+    assert "not finite" in rotary.problem(stock)
+    with pytest.raises(RuntimeError, match="inv_freq is not finite"):
+        train.require_sound(stock, "before the first step")
+    assert sorted(rotary.repair(stock)) == [
+        "model.model.rotary_emb.inv_freq",
+        "model.model.rotary_emb.original_inv_freq",
+    ]
+    assert rotary.problem(stock) is None
+    assert rotary.repair(stock) == [], "where they are right nothing is written"
+
+
+def test_repair_gives_the_frequencies_of_the_config(model):
+    inv_freq = model.rotary_emb.inv_freq
+    # theta and head_dim of the toy: 5e6 and 16, in float64; one rounding to float32 and a power.
+    expected = 5e6 ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    torch.testing.assert_close(inv_freq.double(), expected, rtol=2**-21, atol=0)
+    train.require_sound(model, "before the first step")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (torch.zeros(8), "begins with 0"),
+        (torch.ones(8), "does not decrease"),
+        (10_000.0 ** -(torch.arange(8) / 8), "config asks for"),
+    ],
+)
+def test_wrong_frequencies_are_named(model, values, said):
+    model.rotary_emb.inv_freq.copy_(values)
+    assert said in rotary.problem(model)
+
+
+def test_untied_head_stops_a_run(model):
+    assert not train.tie_is_broken(model)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+    with pytest.raises(RuntimeError, match="two parameters before the first step"):
+        train.require_sound(model, "before the first step")
+
+
+def test_patches_of_transformers_are_confined(model, config, toy_release, filled_memory):
+    from transformers import PreTrainedModel
+
+    for name in hf_backend.PATCHED:
+        assert getattr(PreTrainedModel, name).__module__.startswith("transformers.")
+    assert rotary.problem(verify.load_model(toy_release)[0]) is None
+    # Unconfined, a plain model loaded in this process has the very fault that it should reveal.
+    patches = model.__dict__["_titan_patches"]
+    before = {name: getattr(PreTrainedModel, name) for name in patches}
+    try:
+        for name, patch in patches.items():
+            setattr(PreTrainedModel, name, patch)
+        with pytest.raises(RuntimeError, match="the reference is not sound"):
+            verify.load_model(toy_release)
+    finally:
+        for name, original in before.items():
+            setattr(PreTrainedModel, name, original)
+
+
+def test_nothing_is_prepared_beside_an_accelerator(monkeypatch):
+    before = dict(vars(torch.cpu))
+    monkeypatch.setattr(torch._utils, "_get_available_device_type", lambda: "neuron")
+    assert cpu.prepare() is False
+    assert vars(torch.cpu) == before
+
+
+def test_peak_memory_is_that_of_the_process():
+    cpu.prepare()
+    torch.cpu.reset_peak_memory_stats()
+    before = torch.cpu.memory_stats()["active_bytes.all.peak"]
+    held = torch.ones(64 * 2**20)  # 256 MiB
+    after = torch.cpu.memory_stats()["active_bytes.all.peak"]
+    assert after - before > 0.9 * held.nbytes
+
+
+def test_folder_of_published_weights(toy_profile, toy_release):
+    assert assets.model_folder(toy_profile) == toy_release
