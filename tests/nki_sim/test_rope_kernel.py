@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from nki_sim import KernelError, lint, simulate, trace
-from nki_sim.arch import VERSIONS
-from qwen3_trainium.kernels.rope import check_rope, rope_kernel
+from nki_sim.arch import SBUF_BYTES, VERSIONS
+from qwen3_trainium.kernels.rope import check_rope, rope_kernel, rope_kernel_bshd
 
 
 def angles(S, D, unequal=False):
@@ -51,38 +51,73 @@ CASES = [  # B, Hq, Hk, S, D, LNC, a cache for each sequence
 ]
 
 
+def in_bhsd(kernel):
+    """`kernel` called with and returning [B, H, S, D], whatever its own layout is."""
+    if kernel.fn is rope_kernel.fn:
+        return kernel
+
+    def call(q, k, *args, **kwargs):
+        turned = kernel(q.transpose(1, 2), k.transpose(1, 2), *args, **kwargs)
+        return tuple(x.transpose(1, 2) for x in turned)
+
+    return call
+
+
+KERNELS = [rope_kernel, rope_kernel_bshd]
+both = pytest.mark.parametrize("kernel", KERNELS, ids=["BHSD", "BSHD"])
+
+
+@both
 @pytest.mark.parametrize("case", CASES)
-def test_forward_is_exact_in_float32(case):
+def test_forward_is_exact_in_float32(case, kernel):
     B, Hq, Hk, S, D, lnc, each = case
     q, k = inputs(B, Hq, Hk, S, D)
     cache = angles(S, D)
     if each:
         cache = torch.stack([cache * (1 + b) for b in range(B)])
-    q_out, k_out = rope_kernel[lnc](q, k, cache)
+    q_out, k_out = in_bhsd(kernel[lnc])(q, k, cache)
     assert (q_out - reference(q, cache)).abs().max() == 0
     assert (k_out - reference(k, cache)).abs().max() == 0
 
 
+@both
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_positions_choose_the_rows(lnc, kernel):
+    """Two documents in each sequence, the second one restarting at 0; D makes N several rows."""
+    B, S, D = 2, 512, 32
+    q, k = inputs(B, 3, 1, S, D)
+    cache = angles(300, D)
+    positions = torch.stack([torch.cat((torch.arange(n), torch.arange(S - n))) for n in (212, 300)])
+    gathered = cache[positions]
+    q_out, k_out = in_bhsd(kernel[lnc])(q, k, cache, positions_BS=positions.int())
+    assert (q_out - reference(q, gathered)).abs().max() == 0
+    assert (k_out - reference(k, gathered)).abs().max() == 0
+    with pytest.raises(KernelError, match=r"run-time index 300 .* of 'cache'"):
+        in_bhsd(kernel[lnc])(q, k, cache, positions_BS=positions.int() + 1)
+
+
+@both
 @pytest.mark.parametrize("lnc", [1, 2])
 @pytest.mark.parametrize("unequal", [False, True])
-def test_backward_is_the_gradient_of_forward(lnc, unequal):
+def test_backward_is_the_gradient_of_forward(lnc, unequal, kernel):
     """Exactly: autograd multiplies and adds the same float32 pairs in the same order."""
     q, k = inputs(2, 3, 2, 512, 32)
     cache = angles(512, 32, unequal)
     dq, dk = inputs(2, 3, 2, 512, 32, seed=1)
-    q_grad, k_grad = rope_kernel[lnc](dq, dk, cache, backward=True)
+    q_grad, k_grad = in_bhsd(kernel[lnc])(dq, dk, cache, backward=True)
     for x, dy, got in ((q, dq, q_grad), (k, dk, k_grad)):
         x = x.requires_grad_()
         reference(x, cache).backward(dy)
         assert (got - x.grad).abs().max() == 0
 
 
+@both
 @pytest.mark.parametrize("backward", [False, True])
-def test_bfloat16_rounds_once(backward):
+def test_bfloat16_rounds_once(backward, kernel):
     q, k = inputs(1, 4, 2, 256, 64, torch.bfloat16)
     cache = angles(256, 64)
     sign = torch.cat((torch.ones(64), -torch.ones(64))) if backward else 1
-    for got, x in zip(rope_kernel[2](q, k, cache, backward), (q, k), strict=True):
+    for got, x in zip(in_bhsd(kernel[2])(q, k, cache, backward), (q, k), strict=True):
         assert got.dtype == torch.bfloat16
         assert torch.equal(got, reference(x, cache * sign).to(torch.bfloat16))
 
@@ -114,27 +149,52 @@ def test_a_wrong_sine_would_be_seen():
     assert (rope_kernel(q, k, cache)[0] - expected).abs().max() > 0
 
 
+@both
 @pytest.mark.parametrize("lnc", [1, 2])
-def test_every_byte_moves_once(lnc):
-    B, Hq, Hk, S, D = 2, 4, 2, 2048, 64
-    q, k = inputs(B, Hq, Hk, S, D)
-    cache = angles(S, D)
+@pytest.mark.parametrize("gather", [False, True])
+def test_every_byte_moves_once(lnc, gather, kernel):
+    B, Hq, Hk, S, D = 2, 8, 2, 2048, 64
+    shapes = [(B, H, S, D) if kernel is rope_kernel else (B, S, H, D) for H in (Hq, Hk)]
+    q, k = (torch.ones(shape, dtype=torch.bfloat16) for shape in shapes)
+    cache, extra = angles(S, D), {}
+    angle_bytes = cache.nbytes * (B if gather else 1)
+    if gather:
+        extra = {"positions_BS": torch.arange(S, dtype=torch.int32).repeat(B, 1)}
     with trace() as t:
-        rope_kernel[lnc](q, k, cache)
-    assert t.hbm_read() == {"q_BHSD": q.nbytes, "k_BHSD": k.nbytes, "cache": cache.nbytes}
-    assert t.hbm_write() == {"q_out": q.nbytes, "k_out": k.nbytes}
-    least = 2 * (q.nbytes + k.nbytes) + cache.nbytes
-    assert t.hbm_bytes() <= 1.05 * least
-    assert t.peak_sbuf <= 64 * 1024
+        kernel[lnc](q, k, cache, **extra)
+    read, write = t.hbm_read(), t.hbm_write()
+    assert read.pop("positions_BS", 0) == (B * S * 4 if gather else 0)
+    assert sum(read.values()) == q.nbytes + k.nbytes + angle_bytes
+    assert read["cache"] == angle_bytes
+    assert write == {"q_out": q.nbytes, "k_out": k.nbytes}
+    assert t.hbm_bytes() <= 1.05 * (2 * (q.nbytes + k.nbytes) + angle_bytes)
+
+
+@both
+def test_pieces_and_memory_at_full_size(kernel):
+    """Qwen3-4B's heads at S = 40,960 in bfloat16, without data."""
+    shapes = [
+        (1, H, 40_960, 128) if kernel is rope_kernel else (1, 40_960, H, 128) for H in (32, 8)
+    ]
+    q, k = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)
+    with trace(shapes_only=True) as t:
+        kernel[2](q, k, torch.empty(S, 2 * D, device="meta"))
+    name = "q_BHSD" if kernel is rope_kernel else "q_BSHD"
+    assert min(t.pieces(name)) >= 2048
+    assert min(t.pieces("k_out")) >= 2048
+    # Two tiles of everything, for overlap, fit as well.
+    assert 2 * t.peak_sbuf <= SBUF_BYTES
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_it_runs_under_every_version_and_passes_lint(version):
-    assert lint(rope_kernel, version) == []
+@both
+def test_it_runs_under_every_version_and_passes_lint(version, kernel):
+    assert lint(kernel, version) == []
     q, k = inputs(1, 2, 1, 256, 32)
-    cache = angles(256, 32)
-    run = simulate(rope_kernel[2], version=version, strict_python=True)
+    cache, positions = angles(256, 32), torch.arange(256, dtype=torch.int32)[None]
+    run = in_bhsd(simulate(kernel[2], version=version, strict_python=True))
     assert (run(q, k, cache)[0] == reference(q, cache)).all()
+    assert (run(q, k, cache, positions_BS=positions)[0] == reference(q, cache)).all()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +210,9 @@ def test_it_runs_under_every_version_and_passes_lint(version):
         (((2, 128, 64), (1, 1, 128, 64), (128, 128), 1), r"must be \[B, H, S, D\]"),
         (((2, 2, 128, 64), (2, 1, 128, 64), (1, 128, 128), 1), r"\[S, 2D\] or \[2, S, 2D\]"),
         (((1, 2, 256, 64), (1, 1, 256, 64), (128, 128), 1), "at least 256 rows of 128"),
+        (((1, 128, 2, 64), (1, 256, 1, 64), (256, 128), 1, "BSHD"), "may differ in heads only"),
+        (((1, 200, 2, 64), (1, 200, 1, 64), (200, 128), 1, "BSHD"), "length 200 is not"),
+        (((1, 2, 256, 64), (1, 1, 256, 64), (9, 128), 1, "BHSD", (256,)), r"must be \[1, 256\]"),
     ],
 )
 def test_wrong_shapes_are_refused_in_one_sentence(shapes, text):
@@ -160,6 +223,7 @@ def test_wrong_shapes_are_refused_in_one_sentence(shapes, text):
 def test_right_shapes_pass_the_check():
     check_rope((1, 32, 2048, 128), (1, 8, 2048, 128), (4096, 256), 2)
     check_rope((2, 32, 256, 128), (2, 8, 256, 128), (2, 256, 256), 2)
+    check_rope((2, 256, 32, 128), (2, 256, 8, 128), (100, 256), 2, "BSHD", (2, 256))
 
 
 def test_the_kernel_itself_also_refuses_a_wrong_length():

@@ -10,7 +10,7 @@ Rotation of the pair (i, i + D/2) of a head, in the half-split order of Transfor
     backward   dx1 = dy1·cos1 + dy2·sin2   dx2 = dy2·cos2 − dy1·sin1
 where 1 and 2 name the halves of D. Backward is the transpose of forward, also for unequal halves.
 
-Two entries for two layouts, `rope_kernel` for Transformers' and `rope_kernel_bshd` for torchtitan's,
+Two entries for two layouts, `rope_kernel` as in Transformers, `rope_kernel_bshd` as in torchtitan,
 each with cache rows in order or, with positions, gathered by the kernel itself.
 
 Written with what NKI 0.3 to 0.7 share: Python loops, indexing, `.ap`, keyword arguments, `== None`.
