@@ -173,9 +173,8 @@ def test_every_byte_moves_once(lnc, gather, kernel):
 @both
 def test_pieces_and_memory_at_full_size(kernel):
     """Qwen3-4B's heads at S = 40,960 in bfloat16, without data."""
-    shapes = [
-        (1, H, 40_960, 128) if kernel is rope_kernel else (1, 40_960, H, 128) for H in (32, 8)
-    ]
+    S, D = 40_960, 128
+    shapes = [(1, H, S, D) if kernel is rope_kernel else (1, S, H, D) for H in (32, 8)]
     q, k = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes)
     with trace(shapes_only=True) as t:
         kernel[2](q, k, torch.empty(S, 2 * D, device="meta"))
