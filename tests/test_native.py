@@ -1,0 +1,172 @@
+"""The second recipe on real ranks: every mesh trains the same model, and a stopped run goes on.
+
+Three launches in all, four steps each: sharded on two ranks, tensor parallel on two ranks, and the
+first one resumed. The runs on one rank stay in this process.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import tiny_release
+
+from qwen3_trainium import (
+    compat,
+    cpu,
+    dryrun,
+    export,
+    launch,
+    onerank,
+    parity,
+    profiles,
+    runlog,
+    train,
+    verify,
+)
+from qwen3_trainium.errors import SettingError
+
+cpu.prepare()
+
+STOPPED = 2  # the step after which the run is cut
+# The norm of a gradient is a float32 sum of squares; of n equal ones, in 8 lanes, each lane's
+# rounding errors reach (n/8)·2⁻²⁴ at most, and a norm has half of its square's. Shards are summed
+# apart, so meshes differ by that: n is the embedding, 4,096 × 192.
+NORM_TOLERANCE = 4096 * 192 / 8 * 2**-24 / 2
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    folder = tiny_release.make(tmp_path_factory.mktemp("release"))
+    return profiles.load("cpu", model=str(folder), seq_len=64, steps=4)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def sharded(profile, runs):
+    return launch.launch("native", "published", profile, runs=runs, arguments=[train.SAVE_INITIAL])
+
+
+def one_rank(profile):
+    """The config of the same run on one rank: the global batch, and so the text, stays."""
+    return launch.build_config("native", "published", dataclasses.replace(profile, ranks=1))
+
+
+@pytest.fixture(scope="module")
+def single(profile, runs):
+    return runlog.read(onerank.train(one_rank(profile), runs / "single"))
+
+
+def require_same_training(ours, theirs):
+    assert (ours.loss - theirs.loss).abs().max() <= verify.FLOAT32_TOLERANCE
+    # Adam's steps do not depend on the scale of gradients, so losses cannot show a wrong one.
+    assert (ours.grad_norm / theirs.grad_norm - 1).abs().max() <= NORM_TOLERANCE
+    heldout = (ours.heldout_loss - theirs.heldout_loss).dropna()
+    assert heldout.abs().max() <= verify.FLOAT32_TOLERANCE
+    assert len(heldout)
+
+
+def test_sharded_and_single_rank_train_alike(sharded, single):
+    metrics = runlog.read(sharded.folder)
+    assert list(metrics.index) == [1, 2, 3, 4]
+    require_same_training(metrics, single)
+
+
+def test_tensor_parallel_trains_alike(profile, runs, single):
+    run = launch.launch("native", "tensor_parallel", profile, runs=runs)
+    assert "tp=2" in (run.folder / "log.txt").read_text()
+    require_same_training(runlog.read(run.folder), single)
+
+
+def test_the_comparison_rejects_other_text(profile, runs, single):
+    """With torchtitan's own loader, one rank reads other batches than two."""
+    config = one_rank(profile)
+    loader = compat.symbol("torchtitan.hf_datasets.text_datasets", "HuggingFaceTextDataLoader")
+    config.dataloader = loader.Config(
+        dataset="c4_test", dataset_path=config.dataloader.dataset_path
+    )
+    other = runlog.read(onerank.train(config, runs / "other-text"))
+    with pytest.raises(AssertionError):
+        require_same_training(other, single)
+
+
+def test_compiled_trains_alike(profile, runs, single):
+    config = one_rank(profile)
+    # The graph is captured and differentiated ahead of time, and run by PyTorch's own kernels:
+    # what a C++ compiler would add is shown in the lesson.
+    compat.set_fields(config.compile, enable=True, backend="aot_eager")
+    require_same_training(runlog.read(onerank.train(config, runs / "compiled")), single)
+
+
+def test_the_weights_that_step_1_starts_from_are_the_published_bits(profile, sharded, tmp_path):
+    """Folder → two shards of the native model → folder."""
+    initial = export.complete(
+        sharded.folder / train.INITIAL, Path(profile.model), tmp_path / "initial"
+    )
+    assert parity.different_tensors(parity.stored(initial), parity.stored(profile.model)) == []
+
+
+def test_the_export_is_a_model_of_plain_transformers(profile, sharded, tmp_path):
+    exported = export.complete(sharded.last_checkpoint, Path(profile.model), tmp_path / "export")
+    findings = verify.verify(exported, profile.model)
+    assert [finding.id for finding in findings if not finding.passed] == []
+
+
+def test_resumed_on_the_same_ranks_it_is_the_same_run_to_the_last_bit(profile, runs, sharded):
+    launch.stopped_after(sharded, STOPPED, "resumed")
+    resumed = launch.launch(
+        "native",
+        "published",
+        profile,
+        runs=runs,
+        name="resumed",
+        arguments=[train.SAVE_INITIAL],
+    )
+    before, after = runlog.read(sharded.folder), runlog.read(resumed.folder)
+    assert list(after.index) == [3, 4]
+    for column in ("loss", "grad_norm", "learning_rate"):
+        assert after[column].tolist() == before[column].tolist()[STOPPED:]
+    weights = [parity.stored(run.last_checkpoint) for run in (sharded, resumed)]
+    assert parity.different_tensors(*weights) == []
+
+
+def test_resumed_on_another_number_of_ranks_it_reads_on_in_the_text(profile, sharded):
+    folder = launch.stopped_after(sharded, STOPPED, "resumed-on-one")
+    after = runlog.read(onerank.train(one_rank(profile), folder))
+    before = runlog.read(sharded.folder).loc[after.index]
+    assert list(after.index) == [3, 4]
+    assert after.learning_rate.tolist() == before.learning_rate.tolist()
+    assert (after.loss - before.loss).abs().max() <= verify.FLOAT32_TOLERANCE
+    assert (after.grad_norm / before.grad_norm - 1).abs().max() <= NORM_TOLERANCE
+
+
+def test_a_run_is_stopped_only_where_it_kept_a_full_checkpoint(sharded):
+    with pytest.raises(SettingError, match="keeps no full checkpoint of step 4"):
+        launch.stopped_after(sharded, 4, "too-late")  # step 4 is the export: weights alone
+
+
+def test_a_finished_run_on_one_rank_is_not_written_again(profile, runs, single):
+    with pytest.raises(SettingError, match="already exists"):
+        onerank.train(one_rank(profile), runs / "single")
+
+
+def test_attention_of_a_run_can_be_read_from_its_folder(sharded):
+    written = json.loads((sharded.folder / "config.json").read_text())
+    assert written["override"]["imports"] == ["qwen3_trainium.overrides.sdpa"]
+    log = (sharded.folder / "log.txt").read_text()
+    layers, ranks = 4, 2
+    assert log.count("[Override] qwen3_trainium.overrides.sdpa") == layers * ranks
+
+
+def test_64_ranks_tensor_parallel_step_at_reduced_width(profile, tmp_path):
+    """Rank 0 of 2 × 32; at the instance's widths and 4 × 16 it is `make dry-run`'s."""
+    many = dataclasses.replace(profile, ranks=64, global_batch_size=64, steps=2)
+    found = dryrun.dry_run("native", "tensor_parallel", many, tmp_path / "dry")
+    assert found["steps"] == 2
+    log = (tmp_path / "dry" / "log.txt").read_text()
+    assert "dp_shard=32" in log
+    assert "tp=2" in log
