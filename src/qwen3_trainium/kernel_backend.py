@@ -23,7 +23,7 @@ nki_sim.install()  # before a kernel file imports `nki`; leaves a real NKI alone
 
 VARIABLE = "QWEN3_TRAINIUM_KERNELS"
 REFERENCE = "reference"
-LINE = re.compile(r"\[Kernel\] (\w+) on ([\w:]+)")
+LINE = re.compile(r"\[Kernel\] (\w+(?: \([^)]*\))?) on ([\w:]+)")
 
 _ran: dict[str, set[str]] = {}
 
@@ -60,17 +60,26 @@ def lnc() -> int:
     return int(value)
 
 
-def run(kernel, *arguments, reference: Callable, cores: int | None = None, **constants):
+def run(
+    kernel,
+    *arguments,
+    reference: Callable,
+    note: str = "",
+    cores: int | None = None,
+    **constants,
+):
     """Run `kernel[cores](*arguments, **constants)` where the first argument's device says.
 
-    arguments   tensors, contiguous; the first decides where
+    arguments   tensors, contiguous, and constants; the first is a tensor and decides where
     reference   a PyTorch function of the same signature, for that setting
+    note        which variant of the kernel this is, for the log: "backward", "rows by position"
     cores       1 or 2; `lnc()` unless given
     constants   numbers and flags that are fixed when the kernel is compiled
     """
     where = backend(arguments[0])
     cores = cores or lnc()
-    _tell(kernel_name(kernel), where, cores)
+    name = kernel_name(kernel)
+    _tell(f"{name} ({note})" if note else name, where, cores)
     if where == REFERENCE:
         return reference(*arguments, **constants)
     if where == "simulator:nki":
