@@ -7,11 +7,11 @@ the config of its recipe.
 Shape suffixes: B batch, S sequence, D hidden size, V vocabulary.
 """
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -80,8 +80,8 @@ def transformers(folder: Path, dtype: torch.dtype = torch.float32) -> Program:
     )
 
 
-def torchtitan(name: str, config, dtype: torch.dtype = torch.float32) -> Program:
-    """The model of a recipe's config with the weights of its folder.
+def initialised(config, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any]:
+    """The model of a recipe's config as a trainer has it before loading: (model, its model spec).
 
     config   what a config function of `configs.hf_finetune` or `configs.native` returns
     """
@@ -93,12 +93,17 @@ def torchtitan(name: str, config, dtype: torch.dtype = torch.float32) -> Program
     spec.model.update_from_config(config=config)
     if config.override.imports:
         apply_overrides(config.override, config)
-    with _transformers_kept():
-        with torch.device("meta"), set_default_dtype(dtype):
-            model = spec.model.build()
-        model.to_empty(device="cpu")
-        with torch.no_grad():
-            model.init_weights()
+    with torch.device("meta"), set_default_dtype(dtype):
+        model = spec.model.build()
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        model.init_weights()
+    return model, spec
+
+
+def torchtitan(name: str, config, dtype: torch.dtype = torch.float32) -> Program:
+    """The model of a recipe's config with the weights of its folder."""
+    model, spec = initialised(config, dtype)
     adapter = spec.state_dict_adapter(spec.model, config.hf_assets_path)
     model.load_state_dict(adapter.from_hf(stored(Path(config.hf_assets_path))), strict=True)
 
@@ -110,24 +115,6 @@ def torchtitan(name: str, config, dtype: torch.dtype = torch.float32) -> Program
     return Program(
         name, model.eval(), forward, lambda model: list(_values(model.layers)), adapter.to_hf
     )
-
-
-@contextlib.contextmanager
-def _transformers_kept() -> Iterator[None]:
-    """Undo, on leaving, what the Transformers backend does to every Transformers model.
-
-    It replaces the methods that initialise weights, for good. A plain model that this process
-    loads later then has uninitialised rotary frequencies: the reference itself would be wrong.
-    """
-    from transformers import PreTrainedModel
-
-    names = ("_init_weights", "_initialize_weights")
-    kept = {name: getattr(PreTrainedModel, name) for name in names}
-    try:
-        yield
-    finally:
-        for name, method in kept.items():
-            setattr(PreTrainedModel, name, method)
 
 
 def _values(layers):
