@@ -266,7 +266,8 @@ def tensor_copy(dst, src, engine=engine.unknown, name=None):
 
 def _check_memset_kind(a):
     value, dst = a["value"], a["dst"]
-    if isinstance(value, (float, np.floating)) and dst.dtype in INTEGERS:
+    whole = isinstance(value, (int, np.integer))
+    if not whole and (dst.dtype in INTEGERS or not isinstance(value, (float, np.floating))):
         return f"value {value!r} for dst {dst.describe()}"
     return None
 
@@ -275,7 +276,7 @@ def _check_memset_kind(a):
     "vector gpsimd",
     dst=out(CHIP),
     rules=[
-        Rule("an integer tensor takes an integer value", _check_memset_kind),
+        Rule("value is a number, and an integer for an integer tensor", _check_memset_kind),
         engine_is("vector", "gpsimd"),
         gpsimd_not_psum("dst"),
     ],

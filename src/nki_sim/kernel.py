@@ -44,6 +44,7 @@ class Kernel:
             )
         version = _known(self.version or os.environ.get("NKI_SIM_VERSION", arch.DEFAULT_VERSION))
         _lint_once(self.fn, version, self.strict_python)
+        _check_lnc(self.lnc)
         launch = Launch(self.lnc, version, tracing.active())
         bound = inspect.signature(self.fn).bind(*args, **kwargs)
         arguments = {}
@@ -62,10 +63,22 @@ class Kernel:
 
         for name, value in bound.arguments.items():
             bound.arguments[name] = convert(name, value)
-        result = launch.run(lambda: self.fn(*bound.args, **bound.kwargs))
-        if launch.trace is not None:
-            launch.trace.finish(launch)
+        try:
+            result = launch.run(lambda: self.fn(*bound.args, **bound.kwargs))
+        finally:
+            if launch.trace is not None:
+                launch.trace.finish(launch)
         return _results(self.fn, result, list(arguments.values()), launch)
+
+
+def _check_lnc(lnc):
+    """The launch must match the runtime's logical core, where the environment names one."""
+    runtime = os.environ.get("NEURON_LOGICAL_NC_CONFIG")
+    if runtime is not None and runtime != str(lnc):
+        fail(
+            f"a launch on {lnc} cores, but NEURON_LOGICAL_NC_CONFIG is {runtime}",
+            rule="kernel[lnc] equals the runtime's NEURON_LOGICAL_NC_CONFIG",
+        )
 
 
 def _results(fn, result, arguments, launch):

@@ -49,7 +49,7 @@ def _check_e4m3fn(a):
 
 
 def _check_dst_dtype(a):
-    wanted = a["moving"].dtype if a["is_transpose"] else "float32"
+    wanted = a["stationary"].dtype if a["is_transpose"] else "float32"
     if a["dst"].dtype != wanted:
         return f"dst {a['dst'].describe()}, expected dtype {wanted}"
     return None
@@ -135,7 +135,7 @@ def _matmul_cost(a):
         Rule("dst is [M, N]", _check_result),
         Rule("float32 only with float32; 16-bit and 8-bit floats may mix", _check_pairing),
         Rule("float8_e4m3fn is trn3 only", _check_e4m3fn),
-        Rule("dst is float32 (is_transpose: the dtype of moving)", _check_dst_dtype),
+        Rule("dst is float32 (is_transpose: the dtype of stationary)", _check_dst_dtype),
         Rule(f"the result lies in one PSUM bank ({arch.PSUM_BANK_BYTES} bytes)", _check_bank),
         Rule("double_row: float8 [K, 2, free] operands, no transpose", _check_double_row),
         Rule(
@@ -164,7 +164,11 @@ def nc_matmul(
 
     accumulate False overwrites, True adds, None decides for each PSUM element: the first matmul
     to write it overwrites, later ones add. Adding where no matmul has written is an error.
+    With is_transpose, moving is the identity and dst = stationaryᵀ, bit for bit.
     """
+    if is_transpose:
+        _transpose(dst, stationary, moving)
+        return
     if perf_mode is matmul_perf_mode.double_row:
         k, m, n = stationary.shape[0], stationary.shape[2], moving.shape[2]
         left = rows(stationary).reshape(2 * k, m)
@@ -180,6 +184,18 @@ def nc_matmul(
     elif started is not False:
         product = np.where(started, dst.np, np.float32(0)) + product
     store(dst, product)
+    mark_written(dst)
+    dst.storage.by_matmul.set(dst)
+
+
+def _transpose(dst, data, identity):
+    if not np.array_equal(rows(identity), np.eye(identity.shape[0])):
+        fail(
+            f"is_transpose with moving {identity.describe()}, which is not the identity [K, K]",
+            rule="transpose mode takes the data as stationary and the identity as moving",
+            instruction="nc_matmul",
+        )
+    dst.np[...] = data.np.reshape(data.shape[0], -1).T.reshape(dst.shape)
     mark_written(dst)
     dst.storage.by_matmul.set(dst)
 

@@ -379,17 +379,15 @@ def test_tensor_reduce_subtract_and_bits():
 
 
 @covers("tensor_partition_reduce")
-@pytest.mark.parametrize("name", ["add", "average", "maximum"])
-def test_tensor_partition_reduce(name):
-    x = np.random.default_rng(0).standard_normal((60, 3, 4)).astype(F32)
-
-    def body():
-        dst = blank((1, 12))
-        nisa.tensor_partition_reduce(dst, getattr(nl, name), tile(x))
-        expected = {"add": np.sum, "average": np.mean, "maximum": np.max}[name](x, axis=0)
-        same(dst.np, expected)
-
-    on_core(body)
+@case
+def test_tensor_partition_reduce(draw, rng, views):
+    shape, kind, to = draw(shapes), draw(floats), draw(floats)
+    name = draw(st.sampled_from(["add", "average", "maximum"]))
+    x = random_values(rng, shape, kind)
+    dst = views.empty((1, int(np.prod(shape[1:]))), to)
+    nisa.tensor_partition_reduce(dst, getattr(nl, name), views.holding(x, kind))
+    fold = {"add": np.sum, "average": np.mean, "maximum": np.max}[name]
+    same(dst.np, rounded(fold(f32(x).reshape(len(x), -1), axis=0), to))
 
 
 @covers("tensor_scalar_reduce")
@@ -598,21 +596,19 @@ def test_nc_n_gather(draw, rng, views):
 
 
 @covers("local_gather")
-@pytest.mark.parametrize(("each", "valid"), [(1, None), (2, 20)])
-def test_local_gather(each, valid):
-    rng = np.random.default_rng(0)
-    x, index = rng.standard_normal((32, 40)).astype(F32), rng.integers(0, 30, (32, 2))
-
-    def body():
-        count = (valid or 32) * each
-        dst = blank((32, count))
-        nisa.local_gather(dst, tile(x), tile(index.astype(np.uint16)), each, valid)
-        for p in range(32):
-            group = index[p // 16 * 16 : p // 16 * 16 + 16]
-            listed = [group[i % 16, i // 16] for i in range(valid or 32)]
-            same(dst.np[p], np.concatenate([x[p, i : i + each] for i in listed]))
-
-    on_core(body)
+@case
+def test_local_gather(draw, rng, views):
+    p, n, columns = 16 * draw(st.integers(1, 8)), draw(st.integers(32, 50)), draw(st.integers(1, 3))
+    each = draw(st.sampled_from([1, 2, 4, 8, 16, 32]))
+    valid = draw(st.integers(1, 16 * columns))
+    x, index = random_values(rng, (p, n), "bfloat16"), rng.integers(0, n - each + 1, (p, columns))
+    dst = views.empty((p, valid * each), "bfloat16")
+    indices = views.holding(index.astype(np.uint16), "uint16")
+    nisa.local_gather(dst, views.holding(x, "bfloat16"), indices, each, valid)
+    for q in range(p):
+        group = index[q // 16 * 16 : q // 16 * 16 + 16]
+        listed = [group[i % 16, i // 16] for i in range(valid)]
+        same(dst.np[q], np.concatenate([x[q, i : i + each] for i in listed]))
 
 
 # ------------------------------------------------------------------ Tensor engine
@@ -659,6 +655,20 @@ def test_nc_matmul_double_row_contracts_over_pairs():
     on_core(body)
 
 
+@case
+def test_nc_matmul_transposes_bit_for_bit(draw, rng, views):
+    k, m = draw(st.integers(1, 128)), draw(st.integers(1, 128))
+    x = random_values(rng, (k, m), "bfloat16")
+    x[rng.integers(0, k), rng.integers(0, m)] = np.inf
+    x[rng.integers(0, k), rng.integers(0, m)] = np.nan
+    dst, identity = views.empty((m, k), "bfloat16", "psum"), np.eye(k).astype(BY_NAME["bfloat16"])
+    nisa.nc_matmul(dst, views.holding(x, "bfloat16"), tile(identity), is_transpose=True)
+    same(dst.np, x.T)
+    wrong = tile(identity + identity)
+    with pytest.raises(KernelError, match="not the identity"):
+        nisa.nc_matmul(dst, views.holding(x, "bfloat16"), wrong, is_transpose=True)
+
+
 @covers("nc_transpose")
 @case
 def test_nc_transpose(draw, rng, views):
@@ -694,19 +704,16 @@ def test_dma_compute_adds(draw, rng, views):
 
 
 @covers("dma_transpose")
-@pytest.mark.parametrize(
-    ("shape", "axes"),
-    [((16, 40), (1, 0)), ((16, 3, 40), (2, 1, 0)), ((16, 1, 2, 40), (3, 1, 2, 0))],
-)
-def test_dma_transpose(shape, axes):
-    x = random_values(np.random.default_rng(0), shape, "bfloat16")
-
-    def body():
-        dst = blank(tuple(shape[i] for i in axes), "bfloat16")
-        nisa.dma_transpose(dst, tile(x, "hbm"), axes)
-        same(dst.np, x.transpose(axes))
-
-    on_core(body)
+@case
+def test_dma_transpose(draw, rng, views):
+    axes = draw(st.sampled_from([(1, 0), (2, 1, 0), (3, 1, 2, 0)]))
+    shape = (draw(st.integers(1, 20)), 2, 3, draw(st.integers(1, 128)))
+    shape = (shape[0], *shape[1 : len(axes) - 1], shape[3])
+    kind = draw(dtypes)
+    x = random_values(rng, shape, kind)
+    dst = views.empty(tuple(shape[i] for i in axes), kind)
+    nisa.dma_transpose(dst, views.holding(x, kind, "hbm"), axes)
+    same(dst.np, x.transpose(axes))
 
 
 covers("core_barrier", "sendrecv")  # in test_sim_cores.py

@@ -109,6 +109,15 @@ def test_results_may_be_views_and_tuples():
     assert number == 7
 
 
+def test_launch_matches_the_runtimes_logical_core(monkeypatch):
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
+    x = np.ones((2, 2), np.float32)
+    with pytest.raises(KernelError, match="on 1 cores, but NEURON_LOGICAL_NC_CONFIG is 2"):
+        double(x)
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    assert (double(x) == 2).all()
+
+
 def test_the_simulator_models_trn2():
     def kernel():
         return nisa.get_nc_version()

@@ -173,7 +173,7 @@ CASES = {
                  "dst": blank(V, "int32"), "data": full(*V, dtype="int32"),
                  "operand1": full(*V, dtype="int32")},
         lambda: {"op0": nl.logical_or}),
-    ("memset", "an integer tensor"): (
+    ("memset", "value is a number"): (
         lambda: {"dst": blank(V, "int32")}, lambda: {"dst": blank(V, "int32"), "value": 1}),
     ("iota", "pattern has"): (
         lambda: {"pattern": [[1, 1]] + [[1, 2]] * 4}, lambda: {"pattern": [[1, 16]]}),
@@ -256,7 +256,8 @@ CASES = {
         lambda: {"moving": full(128, 512, dtype="float8_e4m3")}),
     ("nc_matmul", "dst is float32"): (
         lambda: {"dst": blank((128, 512), "bfloat16", "psum")},
-        lambda: {"dst": blank((128, 512), "bfloat16", "psum"), "is_transpose": True}),
+        lambda: {"dst": blank((128, 128), "bfloat16", "psum"), "is_transpose": True,
+                 "moving": tile(np.eye(128), dtype="bfloat16")}),
     ("nc_matmul", "the result lies"): (
         lambda: {"dst": blank((128, 1024), place="psum")[:, 1:513]},
         lambda: {"dst": blank((128, 1024), place="psum")[:, 512:1024]}),

@@ -230,3 +230,20 @@ def test_sine_outside_its_table():
         nisa.activation(blank((1, 1)), nl.sin, tile(np.array([[4.0]], F32)))
 
     refuses("outside \\[-3.14159, 3.14159\\]", body)
+
+
+# ------------------------------------------------------------------ tiles placed by hand
+def test_addresses_count_for_start_partition_and_bank():
+    def starting(partition):
+        t = nl.ndarray((32, 8), nl.float32, buffer=nl.sbuf, address=(partition, 0))
+        nisa.memset(t, 0.0)
+
+    on_core(lambda: starting(96))
+    refuses("starts at partition 16", lambda: starting(16))
+
+    def at(byte):
+        dst = nl.ndarray((4, 8), nl.float32, buffer=nl.psum, address=(0, byte))
+        matmul(dst)
+
+    on_core(lambda: at(2048 - 32))
+    refuses("lies in one PSUM bank", lambda: at(2048 - 28))

@@ -165,6 +165,19 @@ def test_two_cores_and_two_launches():
     assert vector["work of the busiest core"] == 2 * 128
 
 
+def test_a_kernel_that_fails_is_one_launch_like_others():
+    def fails():
+        nisa.memset(blank((128, 16)), 0.0)
+        nisa.memset(blank((128, 16)), "x")
+
+    with trace() as t:
+        with pytest.raises(KernelError, match="value 'x'"):
+            simulate(fails)()
+        simulate(lambda: None)()
+    assert t.launches == 2
+    assert [(r.launch, r.sbuf) for r in t.records] == [(0, 64)]
+
+
 def test_nothing_is_recorded_outside():
     with trace() as t:
         pass
