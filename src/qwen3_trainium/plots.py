@@ -16,6 +16,7 @@ BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 YELLOW, SKY, PINK, GREY = "#E69F00", "#56B4E9", "#CC79A7", "#666666"
 CYCLE = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY)
 MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = ("-", "--", ":", "-.")
 
 
 def use_style() -> None:
@@ -173,3 +174,82 @@ def instance(chips: int, cores_per_chip: int, lnc: int) -> Axes:
     )
     ax.axis("off")
     return ax
+
+
+def block_differences(curves: Mapping[str, Sequence[float]]) -> Axes:
+    """Largest difference to a reference after each block, one curve a program; 0.0 has its place.
+
+    curves   one value a transformer block, the last one of the logits
+    """
+    _, ax = plt.subplots(figsize=(8.0, 4.2))
+    places = range(1, max(map(len, curves.values())) + 1)
+    for i, (name, values) in enumerate(curves.items()):
+        ax.plot(
+            places,
+            values,
+            marker=MARKERS[i % 6],
+            color=CYCLE[i % 6],
+            label=name,
+            linestyle=DASHES[i % 4],
+        )
+    # Below the threshold the axis is linear, so that an exact 0.0 is a point and not a gap.
+    ax.set_yscale("symlog", linthresh=1e-8, linscale=0.6)
+    ax.set_ylim(bottom=-4e-9)
+    labels = [f"block {place}" for place in places][:-1] + ["logits"]
+    ax.set(xticks=list(places), xticklabels=labels, ylabel="largest difference to Transformers")
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return ax
+
+
+def step_differences(curves: Mapping[str, pd.Series], bound: float) -> Axes:
+    """How far each run's loss is from a reference run's, step by step, below a stated bound."""
+    _, ax = plt.subplots()
+    for i, (name, difference) in enumerate(curves.items()):
+        shift = (i - (len(curves) - 1) / 2) * 0.12  # equal points would hide each other
+        ax.plot(difference.index + shift, difference, MARKERS[i], color=CYCLE[i], label=name)
+    ax.axhline(bound, color=GREY, linestyle="--", label=f"bound = {bound:g}")
+    ax.set_yscale("symlog", linthresh=1e-7, linscale=0.6)
+    ax.set_ylim(bottom=-4e-8)
+    ax.set(xlabel="optimizer step", ylabel="difference of loss\n(nats a token)")
+    ax.set_xticks(next(iter(curves.values())).index)
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return ax
+
+
+def shards(meshes: Mapping[str, tuple[int, int]]) -> None:
+    """Which rank keeps which part of a weight matrix [out, in], one column of drawings a mesh.
+
+    meshes   title → (tensor-parallel degree, fully sharded degree)
+    Tensor parallelism cuts first, by rows or by columns; full sharding then cuts each part by
+    rows. Ranks of one tensor-parallel group are neighbours: rank = data index × degree + index.
+    """
+    kinds = ("query, key, value, gate, up\n(cut by output)", "output, down\n(cut by input)")
+    fig, axes = plt.subplots(2, len(meshes), figsize=(8.0, 5.2), squeeze=False)
+    for column, (title, (tensor, data)) in enumerate(meshes.items()):
+        for row, kind in enumerate(kinds):
+            ax = axes[row][column]
+            for d, t in np.ndindex(data, tensor):
+                high, wide = (1 / (tensor * data), 1) if row == 0 else (1 / data, 1 / tensor)
+                left, top = (0, t / tensor + d * high) if row == 0 else (t * wide, d * high)
+                box = Rectangle((left, top), wide, high, facecolor=CYCLE[t % 6], edgecolor="white")
+                box.set_alpha((0.55, 0.8)[d % 2])
+                ax.add_patch(box)
+                if tensor * data <= 8:
+                    _label(ax, left + wide / 2, top + high / 2, f"rank {d * tensor + t}")
+            if tensor * data > 8:
+                for t in range(tensor):
+                    middle = (t + 0.5) / tensor
+                    x, y = (0.5, middle) if row == 0 else (middle, 0.5)
+                    last = (data - 1) * tensor + t
+                    text = f"ranks {t}, {t + tensor} … {last}"
+                    _label(ax, x, y, text if row == 0 else text.replace(" ", "\n"))
+            ax.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], xlabel="input channels →")
+            ax.set_ylabel(f"{kind}\n← output channels" if column == 0 else "← output channels")
+            for spine in ax.spines.values():
+                spine.set_visible(True)
+        axes[0][column].set_title(title, fontsize=11)
+
+
+def _label(ax: Axes, x: float, y: float, text: str) -> None:
+    box = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5}
+    ax.text(x, y, text, ha="center", va="center", fontsize=9, bbox=box)
