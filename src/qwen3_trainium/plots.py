@@ -195,7 +195,7 @@ def block_differences(curves: Mapping[str, Sequence[float]]) -> Axes:
     # Below the threshold the axis is linear, so that an exact 0.0 is a point and not a gap.
     ax.set_yscale("symlog", linthresh=1e-8, linscale=0.6)
     ax.set_ylim(bottom=-4e-9)
-    labels = [f"block {place}" for place in places][:-1] + ["logits"]
+    labels = [*[f"block {place}" for place in places][:-1], "logits"]
     ax.set(xticks=list(places), xticklabels=labels, ylabel="largest difference to Transformers")
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
@@ -224,7 +224,7 @@ def shards(meshes: Mapping[str, tuple[int, int]]) -> None:
     rows. Ranks of one tensor-parallel group are neighbours: rank = data index × degree + index.
     """
     kinds = ("query, key, value, gate, up\n(cut by output)", "output, down\n(cut by input)")
-    fig, axes = plt.subplots(2, len(meshes), figsize=(8.0, 5.2), squeeze=False)
+    _fig, axes = plt.subplots(2, len(meshes), figsize=(8.0, 5.2), squeeze=False)
     for column, (title, (tensor, data)) in enumerate(meshes.items()):
         for row, kind in enumerate(kinds):
             ax = axes[row][column]
