@@ -15,6 +15,7 @@ from qwen3_trainium.profiles import Profile
 
 SDPA = "qwen3_trainium.overrides.sdpa"
 SDPA_CAUSAL = "qwen3_trainium.overrides.sdpa_causal"
+NKI_ROPE = "qwen3_trainium.overrides.nki_rope"
 # Ranks that share one layer's matrices; the others shard data. 4 × 16 on the instance keeps a
 # tensor-parallel group within one Trainium2 chip, which has four logical cores at LNC=2.
 TENSOR_PARALLEL = {"cpu": 2, "neuron": 4}
@@ -136,3 +137,13 @@ def published_causal():
     return build(
         profile, published=True, folder=assets.model_folder(profile), attention=SDPA_CAUSAL
     )
+
+
+def published_nki_rope():
+    """The published run with every layer's rotary embedding by the NKI kernel."""
+    from qwen3_trainium import nki_rope
+
+    nki_rope.require_length(profiles.current().seq_len)
+    config = published()
+    config.override.imports.append(NKI_ROPE)
+    return config

@@ -8,6 +8,7 @@ position (both S long).
 """
 
 import functools
+import re
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +16,15 @@ from torch.nn import functional
 from torchtitan.config.override import derive, override
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.protocols.module import Module
 
+from qwen3_trainium import nki_rope as _nki_rope
 from qwen3_trainium.attention import document_mask
 
 SDPA = "qwen3_trainium.overrides.sdpa"
 SDPA_CAUSAL = "qwen3_trainium.overrides.sdpa_causal"
+NKI_ROPE = "qwen3_trainium.overrides.nki_rope"
 
 
 class DocumentAttention(Module):
@@ -81,6 +85,49 @@ def sdpa_causal(config: FlexAttention.Config) -> ScaledDotProductAttention.Confi
     A token sees every earlier token of its sequence, those of other documents as well.
     """
     return derive(config, ScaledDotProductAttention.Config)
+
+
+@override(target=CosSinRoPE.Config, exact=True, description="rotary embedding by NKI kernel")
+def nki_rope(config: CosSinRoPE.Config, implementation: str = "own") -> _nki_rope.NKIRoPE.Config:
+    """Rotary embedding of every layer by our kernel, or by "rope_hf" of AWS's library."""
+    return _nki_rope.derived(config, implementation)
+
+
+def nki_rope_on(*patterns: str, implementation: str = "own") -> str:
+    """Register `nki_rope` for some layers; returns the import path for `override.imports`.
+
+    patterns   of module names, e.g. "layers.0.*", "layers.1[0-9].*"; `*` also matches dots. A name
+               may begin where a model's own names do, or higher up in the config
+    """
+
+    def some_layers(config: CosSinRoPE.Config) -> _nki_rope.NKIRoPE.Config:
+        return _nki_rope.derived(config, implementation)
+
+    words = re.sub(r"\W+", "_", " ".join((*patterns, implementation))).strip("_")
+    some_layers.__name__ = f"nki_rope_on_{words}"
+    if some_layers.__name__ not in _partial:
+        _partial.add(some_layers.__name__)
+        described = f"rotary embedding by NKI kernel on {', '.join(patterns)}"
+        override(target=CosSinRoPE.Config, fqns=list(patterns), exact=True, description=described)(
+            some_layers
+        )
+    return f"{__name__}.{some_layers.__name__}"
+
+
+_partial: set[str] = set()  # torchtitan registers a name once in a process
+
+
+def replaced(log: str, name: str) -> dict[int, list[str]]:
+    """Modules that an override replaced, by rank, from the text of a run's log.
+
+    name   of a function of this module, e.g. "nki_rope"; its partial forms count as well
+    """
+    found: dict[int, list[str]] = {}
+    last_launch = log[log.rfind("=== launch: ") :] if "=== launch: " in log else log
+    line = re.compile(rf"\[rank(\d+)\]:.*\[Override\] {re.escape(__name__)}\.{name}\w*: (\S+) ")
+    for match in line.finditer(last_launch):
+        found.setdefault(int(match[1]), []).append(match[2])
+    return found
 
 
 def _build_document_masks() -> None:
