@@ -152,7 +152,7 @@ def grouped_experts_kernel(
         for d in range(0, D, COLUMNS):
             width = min(COLUMNS, D - d)
             y_psum = nl.ndarray((BLOCK, width), dtype=nl.float32, buffer=nl.psum)
-            multiply(y_psum, actT_TJP, w2T_TJD, F, d, width, True, True)
+            multiply(y_psum, actT_TJP, w2T_TJD, F, d, width, True)
             nisa.tensor_copy(dst=y_PD[:, d : d + width], src=y_psum)
         scatter(y_RD, y_PD, rows_sb, n)
     return y_RD, gate_RF, up_RF
@@ -251,7 +251,7 @@ def input_gradient(
         for f in range(0, F, COLUMNS):
             width = min(COLUMNS, F - f)
             dact_psum = nl.ndarray((BLOCK, width), dtype=nl.float32, buffer=nl.psum)
-            multiply(dact_psum, dyT_TKP, w2_TKF, D, f, width, True, True)
+            multiply(dact_psum, dyT_TKP, w2_TKF, D, f, width, True)
             swiglu_gradient(
                 act_PF[:, f : f + width],
                 dgate_PF[:, f : f + width],
@@ -271,8 +271,8 @@ def input_gradient(
         for d in range(0, D, COLUMNS):
             width = min(COLUMNS, D - d)
             dx_psum = nl.ndarray((BLOCK, width), dtype=nl.float32, buffer=nl.psum)
-            multiply(dx_psum, dgateT_TJP, w1_TJD, F, d, width, True, False)
-            multiply(dx_psum, dupT_TJP, w3_TJD, F, d, width, False, True)
+            multiply(dx_psum, dgateT_TJP, w1_TJD, F, d, width, True)
+            multiply(dx_psum, dupT_TJP, w3_TJD, F, d, width, False)
             nisa.tensor_copy(dst=dx_PD[:, d : d + width], src=dx_psum)
         scatter(dx_RD, dx_PD, rows_sb, n)
 
@@ -286,7 +286,6 @@ def weight_gradients(
     A block's share is a product over its 128 slots. Padding must add nothing: there dgate, dup
     and act are zero, and x and dy hold older rows, which are finite.
     """
-    D = x_RD.shape[1]
     F = act_RF.shape[1]
     dtype = x_RD.dtype
     N = rows_sb.shape[1]
@@ -353,7 +352,7 @@ def blocks_of_this_core(rows_PN):
 def columns_of_this_core(D):
     """Columns of D whose weight gradients this core computes; whole tiles if there are enough."""
     cores, core = nl.num_programs(axes=0), nl.program_id(axis=0)
-    unit = TILE if D >= cores * TILE else ALIGN
+    unit = TILE if cores * TILE <= D else ALIGN
     units = (D + unit - 1) // unit
     share = (units + cores - 1) // cores * unit
     return min(D, core * share), min(D, (core + 1) * share)
@@ -521,11 +520,10 @@ def transpose(target, tile, rows, column):
             )
 
 
-def multiply(psum, left_TKM, right_TKN, contraction, column, width, starts, ends):
+def multiply(psum, left_TKM, right_TKN, contraction, column, width, starts):
     """psum [M, width] (+)= leftᵀ · right[:, column …], contracted over tiles of 128.
 
     starts   the first product overwrites psum; otherwise it adds to what is there
-    ends     for the reader: nothing is added after this
     """
     for k in range(tiles(contraction)):
         count = min(TILE, contraction - k * TILE)
