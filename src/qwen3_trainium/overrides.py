@@ -19,7 +19,6 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.protocols.module import Module
 
-from qwen3_trainium import nki_rope as _nki_rope
 from qwen3_trainium.attention import document_mask
 
 SDPA = "qwen3_trainium.overrides.sdpa"
@@ -88,9 +87,11 @@ def sdpa_causal(config: FlexAttention.Config) -> ScaledDotProductAttention.Confi
 
 
 @override(target=CosSinRoPE.Config, exact=True, description="rotary embedding by NKI kernel")
-def nki_rope(config: CosSinRoPE.Config, implementation: str = "own") -> _nki_rope.NKIRoPE.Config:
+def nki_rope(config: CosSinRoPE.Config, implementation: str = "own") -> CosSinRoPE.Config:
     """Rotary embedding of every layer by our kernel, or by "rope_hf" of AWS's library."""
-    return _nki_rope.derived(config, implementation)
+    from qwen3_trainium import nki_rope  # here, so that a run without kernels needs no NKI
+
+    return nki_rope.derived(config, implementation)
 
 
 def nki_rope_on(*patterns: str, implementation: str = "own") -> str:
@@ -100,18 +101,21 @@ def nki_rope_on(*patterns: str, implementation: str = "own") -> str:
                may begin where a model's own names do, or higher up in the config
     """
 
-    def some_layers(config: CosSinRoPE.Config) -> _nki_rope.NKIRoPE.Config:
-        return _nki_rope.derived(config, implementation)
-
     words = re.sub(r"\W+", "_", " ".join((*patterns, implementation))).strip("_")
-    some_layers.__name__ = f"nki_rope_on_{words}"
-    if some_layers.__name__ not in _partial:
-        _partial.add(some_layers.__name__)
-        described = f"rotary embedding by NKI kernel on {', '.join(patterns)}"
-        override(target=CosSinRoPE.Config, fqns=list(patterns), exact=True, description=described)(
+    name = f"nki_rope_on_{words}"
+    if name not in _partial:
+
+        def some_layers(config: CosSinRoPE.Config) -> CosSinRoPE.Config:
+            return nki_rope(config, implementation)
+
+        some_layers.__name__ = name
+        fqns = [name for pattern in patterns for name in (pattern, f"*.{pattern}")]
+        description = f"rotary embedding by NKI kernel on {', '.join(patterns)}"
+        override(target=CosSinRoPE.Config, fqns=fqns, exact=True, description=description)(
             some_layers
         )
-    return f"{__name__}.{some_layers.__name__}"
+        _partial.add(name)
+    return f"{__name__}.{name}"
 
 
 _partial: set[str] = set()  # torchtitan registers a name once in a process
