@@ -184,14 +184,8 @@ def block_differences(curves: Mapping[str, Sequence[float]]) -> Axes:
     _, ax = plt.subplots(figsize=(8.0, 4.2))
     places = range(1, max(map(len, curves.values())) + 1)
     for i, (name, values) in enumerate(curves.items()):
-        ax.plot(
-            places,
-            values,
-            marker=MARKERS[i % 6],
-            color=CYCLE[i % 6],
-            label=name,
-            linestyle=DASHES[i % 4],
-        )
+        colour, marker = (*CYCLE, GREY)[i % 7], (*MARKERS, "X")[i % 7]
+        ax.plot(places, values, marker=marker, color=colour, linestyle=DASHES[i % 4], label=name)
     # Below the threshold the axis is linear, so that an exact 0.0 is a point and not a gap.
     ax.set_yscale("symlog", linthresh=1e-8, linscale=0.6)
     ax.set_ylim(bottom=-4e-9)
