@@ -6,8 +6,7 @@ may differ if the element counts match, because elements pair up in row-major or
 
 import numpy as np
 
-from . import arch
-from .dtypes import ANY, BY_NAME, INTEGERS, cast
+from .dtypes import ANY, INTEGERS, cast
 from .enums import engine, reduce_cmd
 from .errors import fail
 from .machine import current_core
@@ -66,25 +65,15 @@ def apply(op, x, y):
     return op.binary(x, y)
 
 
-def vector_cycles(tiles):
-    """Lower bound: elements a partition by the widest documented Vector mode."""
-    wide = all(BY_NAME[t.dtype].itemsize <= 2 for t in tiles)
-    lanes = arch.VECTOR_LANES_16BIT if wide else arch.VECTOR_LANES
-    return max(free_size(t) for t in tiles) * arch.PMAX / lanes
-
-
-def _cost(a):
-    tiles = [t for t in a.values() if t.__class__ is NkiTensor]
-    return {"elements": free_size(a["dst"]), "cycles": vector_cycles(tiles)}
-
-
 # ------------------------------------------------------------------ two tiles
+def _exact(*tiles):
+    """True if all are 32-bit integers in SBUF, which GpSimd computes without float32."""
+    return all(t.dtype in EXACT and t.storage.place == "sbuf" for t in tiles)
+
+
 def _tensor_tensor_engine(a):
-    if a["op"] is OPS["power"]:
-        return "gpsimd"
-    tiles = (a["dst"], a["data1"], a["data2"])
-    exact = all(t.dtype in EXACT for t in tiles) and a["op"].kind == "arithmetic"
-    return "gpsimd" if exact and all(t.storage.place == "sbuf" for t in tiles) else "vector"
+    integers = a["op"].kind == "arithmetic" and _exact(a["dst"], a["data1"], a["data2"])
+    return "gpsimd" if integers or a["op"] is OPS["power"] else "vector"
 
 
 def _check_power(a):
@@ -110,7 +99,6 @@ def _check_power(a):
         Rule("power runs on GpSimd and takes no PSUM operand", _check_power),
     ],
     pick=_tensor_tensor_engine,
-    cost=_cost,
 )
 def tensor_tensor(dst, data1, data2, op, engine=engine.unknown, name=None):
     """dst = data1 op data2, element by element.
@@ -126,12 +114,7 @@ def tensor_tensor(dst, data1, data2, op, engine=engine.unknown, name=None):
         op.binary(x, y, out=target)
     elif op.kind == "bitvec":
         target[...] = like(op.binary(like(x, dst), like(y, dst)).astype(target.dtype), dst)
-    elif (
-        engine.name != "vector"
-        and _tensor_tensor_engine({"op": op, "dst": dst, "data1": data1, "data2": data2})
-        == "gpsimd"
-        and dst.dtype in EXACT
-    ):
+    elif engine.name != "vector" and _exact(dst, data1, data2):
         wide = apply(op, like(x, dst).astype(np.int64), like(y, dst).astype(np.int64))
         target[...] = wide.astype(np.int64).astype(target.dtype)
     else:
@@ -167,7 +150,7 @@ def _tensor_scalar_engine(a):
     return "gpsimd" if a["op0"].name == "rsqrt" else "vector"
 
 
-def _ordered(op, x, y, reverse):
+def ordered(op, x, y, reverse):
     return apply(op, y, x) if reverse else apply(op, x, y)
 
 
@@ -186,7 +169,6 @@ def _ordered(op, x, y, reverse):
         Rule("Scalar: multiply+add, multiply or add; GpSimd: rsqrt only", _check_scalar_engine),
     ],
     pick=_tensor_scalar_engine,
-    cost=_cost,
 )
 def tensor_scalar(
     dst,
@@ -209,12 +191,12 @@ def tensor_scalar(
         for op, operand, reverse in ((op0, operand0, reverse0), (op1, operand1, reverse1)):
             if op is None:
                 continue
-            value = _ordered(op, value, np.asarray(operand).astype(value.dtype), reverse)
+            value = ordered(op, value, np.asarray(operand).astype(value.dtype), reverse)
         dst.np[...] = like(value.astype(dst.np.dtype), dst)
         return
-    value = _ordered(op0, f32(data), per_partition(operand0, data), reverse0)
+    value = ordered(op0, f32(data), per_partition(operand0, data), reverse0)
     if op1 is not None:
-        value = _ordered(op1, value, per_partition(operand1, data), reverse1)
+        value = ordered(op1, value, per_partition(operand1, data), reverse1)
     store(dst, value)
 
 
@@ -234,14 +216,13 @@ def tensor_scalar(
         ),
         not_both_psum("data", "operand1"),
     ],
-    cost=_cost,
 )
 def scalar_tensor_tensor(
     dst, data, op0, operand0, op1, operand1, reverse0=False, reverse1=False, name=None
 ):
     """dst = (data op0 operand0) op1 operand1 in one pass; operand1 is a tile."""
-    value = _ordered(op0, f32(data), per_partition(operand0, data), reverse0)
-    store(dst, _ordered(op1, like(value, dst), like(f32(operand1), dst), reverse1))
+    value = ordered(op0, f32(data), per_partition(operand0, data), reverse0)
+    store(dst, ordered(op1, like(value, dst), like(f32(operand1), dst), reverse1))
 
 
 # ------------------------------------------------------------------ copies and constants
@@ -254,7 +235,6 @@ def scalar_tensor_tensor(
         engine_is("vector", "scalar", "gpsimd"),
         gpsimd_not_psum("dst", "src"),
     ],
-    cost=_cost,
 )
 def tensor_copy(dst, src, engine=engine.unknown, name=None):
     """dst = src; bit-exact for equal dtypes, through float32 otherwise."""
@@ -280,7 +260,6 @@ def _check_memset_kind(a):
         engine_is("vector", "gpsimd"),
         gpsimd_not_psum("dst"),
     ],
-    cost=_cost,
 )
 def memset(dst, value, engine=engine.unknown, name=None):
     """dst = one constant."""
@@ -290,13 +269,13 @@ def memset(dst, value, engine=engine.unknown, name=None):
         dst.np[...] = cast(np.float32(value).reshape(1), dst.np.dtype)[0]
 
 
-@instruction("vector", dst=out(CHIP), data=inp(CHIP), rules=[same_size("dst", "data")], cost=_cost)
+@instruction("vector", dst=out(CHIP), data=inp(CHIP), rules=[same_size("dst", "data")])
 def reciprocal(dst, data, name=None):
     """dst = 1 / data."""
     store(dst, np.float32(1) / f32(data))
 
 
-def _iota_values(dst, pattern, offset, channel_multiplier):
+def iota_values(dst, pattern, offset, channel_multiplier):
     value = np.full(dst.shape[0], offset, np.int64) + channel_multiplier * np.arange(dst.shape[0])
     value = value.reshape(-1, *[1] * len(pattern))
     for axis, (step, count) in enumerate(pattern):
@@ -316,12 +295,10 @@ def _check_pattern(a):
 PATTERN = Rule("pattern has at most 4 [step, count]; counts multiply to N", _check_pattern)
 
 
-@instruction(
-    "gpsimd", dst=out(SB), rules=[PATTERN], cost=lambda a: {"elements": free_size(a["dst"])}
-)
+@instruction("gpsimd", dst=out(SB), rules=[PATTERN])
 def iota(dst, pattern, offset=0, channel_multiplier=0, name=None):
     """dst[p, i...] = offset + p · channel_multiplier + Σ step · i, in int32, then cast."""
-    value = _iota_values(dst, pattern, offset, channel_multiplier).astype(np.int32)
+    value = iota_values(dst, pattern, offset, channel_multiplier).astype(np.int32)
     if dst.dtype in EXACT:
         dst.np[...] = value.astype(dst.np.dtype)
     else:
@@ -351,11 +328,6 @@ def _check_reduce_res(a):
 ACTIVATION = Rule("op is an activation function of the Scalar engine", _check_activation)
 REDUCE_ADD = Rule("reduce_op is add", _check_reduce_add)
 REDUCE_RES = Rule("reduce_res is [P, 1]", _check_reduce_res)
-
-
-def _scalar_cost(a):
-    n = free_size(a["data"])
-    return {"elements": n, "cycles": n * arch.PMAX / arch.SCALAR_LANES}
 
 
 def _activate(dst, op, data, bias, scale):
@@ -388,7 +360,6 @@ def _activate(dst, op, data, bias, scale):
         REDUCE_ADD,
         REDUCE_RES,
     ],
-    cost=_scalar_cost,
 )
 def activation(
     dst,
@@ -412,12 +383,12 @@ def activation(
         core.scalar_accumulator = np.zeros((data.shape[0], 1), np.float32)
     if reduce_cmd.name in ("reduce", "reset_reduce"):
         total = value.reshape(data.shape[0], -1).sum(axis=1, keepdims=True, dtype=np.float32)
-        core.scalar_accumulator = _started(core.scalar_accumulator, "Scalar") + total
+        core.scalar_accumulator = started(core.scalar_accumulator, "Scalar") + total
     if reduce_res is not None:
-        store(reduce_res, _started(core.scalar_accumulator, "Scalar"))
+        store(reduce_res, started(core.scalar_accumulator, "Scalar"))
 
 
-def _started(accumulator, which):
+def started(accumulator, which):
     if accumulator is None:
         fail(
             f"the {which} accumulators are used before any instruction set them",
@@ -440,7 +411,6 @@ def _started(accumulator, which):
         REDUCE_ADD,
         REDUCE_RES,
     ],
-    cost=_scalar_cost,
 )
 def activation_reduce(dst, op, data, reduce_op, reduce_res, bias=None, scale=1.0, name=None):
     """`activation` with reset_reduce: dst = op(data · scale + bias), reduce_res = its row sums."""
@@ -468,7 +438,6 @@ def _check_predicate_src(a):
         Rule("src has dst's dtype and N", _check_predicate_src),
         not_both_psum("src", "predicate"),
     ],
-    cost=_cost,
     marks=False,
 )
 def tensor_copy_predicated(dst, src, predicate, reverse_pred=False, name=None):

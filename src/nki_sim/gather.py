@@ -33,7 +33,6 @@ def _check_shuffle_size(a):
         Rule("equal N: dst, src", _check_shuffle_size),
         same_dtype("dst", "src"),
     ],
-    cost=lambda a: {"elements": free_size(a["src"])},
     marks=False,
 )
 def nc_stream_shuffle(dst, src, shuffle_mask, name=None):
@@ -65,7 +64,6 @@ def nc_stream_shuffle(dst, src, shuffle_mask, name=None):
         same_dtype("dst", "data"),
         same_size("dst", "indices"),
     ],
-    cost=lambda a: {"elements": free_size(a["dst"])},
 )
 def nc_n_gather(dst, data, indices, name=None):
     """dst[p, j] = data[p, indices[p, j]], free dimensions flattened."""
@@ -112,7 +110,6 @@ def _check_local_counts(a):
         ),
         same_dtype("dst", "src_buffer"),
     ],
-    cost=lambda a: {"elements": free_size(a["dst"])},
 )
 def local_gather(dst, src_buffer, index, num_elem_per_idx=1, num_valid_indices=None, name=None):
     """In each group of 16 partitions, gather the elements that the group's own indices name.

@@ -154,8 +154,8 @@ class ByteFlags:
 class Storage:
     """One allocation: its place, layout, bytes, and which bytes were written by what.
 
-    On chip the layout is [partitions, bytes]: `free` is the element count of one partition, which
-    is also the partition stride of every view.
+    On chip the layout is [partitions, partition_bytes], so the partition stride of every view is
+    what one partition holds.
     """
 
     __slots__ = (
@@ -165,13 +165,11 @@ class Storage:
         "core",
         "dtype",
         "first_write",
-        "free",
         "is_input",
         "life",
         "name",
         "nbytes",
         "partition_bytes",
-        "partitions",
         "place",
         "region",
         "shape",
@@ -194,9 +192,7 @@ class Storage:
         self.unknown = False  # shapes only: holds integers that depend on values not computed
         self.base = base  # (partition, byte) of a hand-placed tile
         if self.place != "hbm":
-            self.partitions = shape[0]
-            self.free = self.size // shape[0]
-            self.partition_bytes = self.free * ITEMSIZE[dtype]
+            self.partition_bytes = self.size // shape[0] * ITEMSIZE[dtype]
             if shape[0] > arch.PMAX:
                 fail(
                     f"tile {self.describe()} has {shape[0]} partitions",

@@ -261,13 +261,11 @@ def _check_transpose_dtype(a):
 
 
 def _transpose_cost(a):
-    n = a["data"].shape[0]
-    columns = max(n, arch.PE_MIN_COLUMNS)
-    four_bytes = ITEMSIZE[a["data"].dtype] == 4
-    passes = arch.PE_FLOAT32_PASSES if four_bytes else 1
-    return (
-        {"columns": columns, "cycles": columns * passes} if _transpose_engine(a) == "tensor" else {}
-    )
+    if _transpose_engine(a) == "vector":
+        return None
+    columns = max(a["data"].shape[0], arch.PE_MIN_COLUMNS)
+    passes = arch.PE_FLOAT32_PASSES if ITEMSIZE[a["data"].dtype] == 4 else 1
+    return {"columns": columns, "cycles": columns * passes}
 
 
 @instruction(

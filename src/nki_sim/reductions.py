@@ -3,7 +3,7 @@
 import numpy as np
 
 from .dtypes import ANY, INTEGERS
-from .elementwise import REDUCE_RES, _ordered, _started, apply, check_binary, vector_cycles
+from .elementwise import REDUCE_RES, apply, check_binary, ordered, started
 from .enums import reduce_cmd
 from .machine import current_core
 from .numeric import f32, free_size, like, per_partition, rows, store
@@ -78,10 +78,6 @@ def _check_reduces(*names):
     )
 
 
-def _cost(a):
-    return {"elements": free_size(a["data"]), "cycles": vector_cycles([a["data"]])}
-
-
 @instruction(
     "vector",
     dst=out(CHIP),
@@ -91,7 +87,6 @@ def _cost(a):
         Rule("axis: trailing free dimensions by their real numbers, never 0", _check_axes),
         Rule("dst holds one element for each kept one", _check_reduced_size),
     ],
-    cost=_cost,
 )
 def tensor_reduce(dst, op, data, axis, negate=False, keepdims=False, name=None):
     """dst = data reduced by op over trailing free axes, in float32; negate flips the sign."""
@@ -119,7 +114,6 @@ def _check_partition_reduce(a):
     rules=[
         Rule("op is add, average, maximum, bitwise or/and; dst is [1, N]", _check_partition_reduce)
     ],
-    cost=lambda a: {"elements": free_size(a["data"])},
 )
 def tensor_partition_reduce(dst, op, data, name=None):
     """dst[0, :] = data reduced by op over the partitions."""
@@ -151,7 +145,7 @@ def accumulate(command, op, values, initial):
         core.vector_accumulator = np.broadcast_to(np.float32(initial), (len(values), 1)).copy()
     if command.name in ("reduce", "reset_reduce", "load_reduce"):
         folded = reduce_rows(op, values, 1).reshape(-1, 1)
-        before = _started(core.vector_accumulator, "Vector")
+        before = started(core.vector_accumulator, "Vector")
         core.vector_accumulator = apply(op, before, folded).astype(np.float32)
     return core.vector_accumulator
 
@@ -193,7 +187,6 @@ def _check_res_given(a):
         Rule("reduce_res may be left out since 0.6", _check_res_given),
         Rule("reverse0 is not supported", lambda a: "reverse0" if a["reverse0"] else None),
     ],
-    cost=_cost,
 )
 def tensor_scalar_reduce(
     dst,
@@ -209,11 +202,11 @@ def tensor_scalar_reduce(
     name=None,
 ):
     """dst = data op0 operand0, and its rows folded by reduce_op into reduce_res [P, 1]."""
-    value = _ordered(op0, f32(data), per_partition(operand0, data), False)
+    value = ordered(op0, f32(data), per_partition(operand0, data), False)
     total = accumulate(reduce_cmd, reduce_op, value.reshape(data.shape[0], -1), reduce_init)
     store(dst, value)
     if reduce_res is not None:
-        total = _started(total, "Vector")
+        total = started(total, "Vector")
         store(reduce_res, -total if reduce_res_negate else total)
 
 
@@ -229,7 +222,6 @@ def tensor_scalar_reduce(
         check_binary("op0", "op1"),
         not_both_psum("data0", "data1"),
     ],
-    cost=lambda a: {"elements": free_size(a["data0"]), "cycles": vector_cycles([a["data0"]])},
 )
 def tensor_tensor_scan(
     dst, data0, data1, initial, op0, op1, reverse0=False, reverse1=False, name=None
@@ -239,7 +231,7 @@ def tensor_tensor_scan(
     state = np.broadcast_to(per_partition(initial, data0).reshape(-1), len(x))
     result = np.empty_like(x)
     for i in range(x.shape[1]):
-        state = _ordered(op1, _ordered(op0, x[:, i], state, reverse0), y[:, i], reverse1)
+        state = ordered(op1, ordered(op0, x[:, i], state, reverse0), y[:, i], reverse1)
         result[:, i] = state
     store(dst, result)
 
@@ -262,7 +254,6 @@ def tensor_tensor_scan(
             ),
         ),
     ],
-    cost=lambda a: {"elements": free_size(a["src"]), "cycles": vector_cycles([a["src"]])},
 )
 def tensor_scalar_cumulative(
     dst, src, op0, op1, imm0, imm1=None, reduce_cmd=reduce_cmd.reset_reduce, name=None
@@ -273,13 +264,13 @@ def tensor_scalar_cumulative(
     """
     core = current_core()
     value = rows(src)
-    value = _ordered(op0, value, np.float32(imm0) if np.isscalar(imm0) else rows(imm0), False)
+    value = ordered(op0, value, np.float32(imm0) if np.isscalar(imm0) else rows(imm0), False)
     accumulate_start = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
     if reduce_cmd.name == "load_reduce":
         start = imm1 if np.isscalar(imm1) else rows(imm1)
         state = np.broadcast_to(np.float32(start), (len(value), 1)).reshape(-1)
     elif reduce_cmd.name == "reduce":
-        state = _started(core.vector_accumulator, "Vector").reshape(-1)
+        state = started(core.vector_accumulator, "Vector").reshape(-1)
     else:
         state = np.full(len(value), accumulate_start.get(op1.name, 0.0), np.float32)
     result = np.empty_like(value)
@@ -302,7 +293,6 @@ def tensor_scalar_cumulative(
             lambda a: a["dst"].describe() if free_size(a["dst"]) != 6 else None,
         ),
     ],
-    cost=_cost,
 )
 def bn_stats(dst, data, name=None):
     """dst = count, mean, count · variance of the even elements of a row, then of the odd ones."""
@@ -330,7 +320,6 @@ def bn_stats(dst, data, name=None):
             ),
         ),
     ],
-    cost=_cost,
 )
 def bn_aggr(dst, data, name=None):
     """dst = mean and variance of all elements that the (count, mean, count · variance) describe."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .dtypes import BY_NAME, FLOATS
-from .elementwise import PATTERN, _cost, _iota_values, _started, vector_cycles
+from .elementwise import PATTERN, iota_values, started
 from .enums import reduce_cmd
 from .numeric import f32, free_size, like, per_partition, rows, store
 from .ops import OPS
@@ -23,7 +23,7 @@ MAX_ONLY = Rule(
 def _reduce_into(reduce_res, command, values):
     total = accumulate(command, OPS["maximum"], values, None)
     if reduce_res is not None:
-        store(reduce_res, _started(total, "Vector"))
+        store(reduce_res, started(total, "Vector"))
 
 
 @instruction(
@@ -47,7 +47,6 @@ def _reduce_into(reduce_res, command, values):
         ),
         MAX_ONLY,
     ],
-    cost=_cost,
 )
 def select_reduce(
     dst,
@@ -101,7 +100,6 @@ def _check_comparisons(*names):
             ),
         ),
     ],
-    cost=_cost,
 )
 def range_select(
     dst,
@@ -146,7 +144,6 @@ def range_select(
         ),
         _check_comparisons("cmp_op"),
     ],
-    cost=lambda a: {"elements": free_size(a["dst"])},
 )
 def affine_select(
     dst,
@@ -159,7 +156,7 @@ def affine_select(
     name=None,
 ):
     """dst = x where cmp(offset + p · channel_multiplier + Σ step · i, 0), else on_false_value."""
-    value = _iota_values(dst, pattern, offset, channel_multiplier)
+    value = iota_values(dst, pattern, offset, channel_multiplier)
     keep = cmp_op.binary(value, 0) != 0
     store(dst, np.where(keep, like(f32(on_true_tile), dst), np.float32(on_false_value)))
 
@@ -188,7 +185,6 @@ def _long_enough(name):
     dst=out(CHIP),
     src=inp(CHIP),
     rules=[same_partitions("dst", "src"), _long_enough("src"), _eight("dst")],
-    cost=lambda a: {"elements": free_size(a["src"]), "cycles": vector_cycles([a["src"]])},
 )
 def max8(dst, src, name=None):
     """dst = the eight largest values of each partition, descending."""
@@ -214,7 +210,6 @@ def _matches(data, vals, order):
     data=inp(CHIP),
     vals=inp(CHIP),
     rules=[same_partitions("dst", "data", "vals"), _long_enough("data"), _eight("dst", "vals")],
-    cost=lambda a: {"elements": free_size(a["data"]), "cycles": vector_cycles([a["data"]])},
 )
 def nc_find_index8(dst, data, vals, name=None):
     """dst = the first position of each of eight values; equal values take successive positions.
@@ -235,7 +230,6 @@ def nc_find_index8(dst, data, vals, name=None):
         same_partitions("dst", "vals", "dst_idx"),
         _eight("vals", "dst_idx"),
     ],
-    cost=_cost,
 )
 def nc_match_replace8(dst, data, vals, imm, dst_idx=None, name=None):
     """dst = data with the first match of each of eight values replaced by imm.
@@ -266,7 +260,6 @@ def nc_match_replace8(dst, data, vals, imm, dst_idx=None, name=None):
             ),
         ),
     ],
-    cost=lambda a: {"elements": free_size(a["src"])},
     marks=False,
 )
 def nonzero_with_count(dst, src, index_offset=0, padding_val=-1, name=None):

@@ -96,7 +96,7 @@ class Instruction:
         self.run, self.name, self.doc = run, run.__name__, inspect.getdoc(run)
         self.engines, self.rules = engines, rules
         self.pick = pick  # arguments -> engine name, where it is not simply the first one
-        self.cost = cost  # arguments -> dict of trace fields
+        self.cost = cost  # arguments -> dict of trace fields, where it is not element-wise
         self.manual = manual  # the function resolves, checks and marks elements itself (DMA)
         self.marks = marks  # False: the function itself marks what it wrote (matmul)
         self.operands = []
@@ -268,9 +268,11 @@ class Instruction:
     def _record(self, core, a, fields):
         tiles = {n: a[n] for n in self.tiles if a[n].__class__ is NkiTensor}
         shapes = {n: (t.dtype, t.shape, t.storage.place) for n, t in tiles.items()}
+        engine = self.engine(a)
         if fields is None:
-            fields = self.cost(a) if self.cost else {}
-        core.trace.add(core, self.name, self.engine(a), shapes, kernel_line(), **fields)
+            fields = self.cost and self.cost(a)
+            fields = fields or _elementwise_cost(engine, tiles.values())
+        core.trace.add(core, self.name, engine, shapes, kernel_line(), **fields)
 
     def row(self):
         """The cells of this instruction in the README's table."""
@@ -281,6 +283,15 @@ class Instruction:
             "; ".join(r.text for r in self.rules) or "–",
             self.doc.split("\n\n")[0].replace("\n", " "),
         )
+
+
+def _elementwise_cost(engine, tiles):
+    """Elements a partition of the longest operand, and the fewest cycles they can take."""
+    elements = max(t.size // t.shape[0] for t in tiles)
+    lanes = {"vector": arch.VECTOR_LANES, "scalar": arch.SCALAR_LANES}.get(engine)
+    if engine == "vector" and all(t.itemsize <= 2 for t in tiles):
+        lanes = arch.VECTOR_LANES_16BIT
+    return {"elements": elements, "cycles": elements * arch.PMAX / lanes if lanes else 0.0}
 
 
 class _Handle:

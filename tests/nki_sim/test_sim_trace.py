@@ -86,6 +86,20 @@ def test_roofline_divides_work_by_documented_rates():
     assert "not a prediction" in str(t.roofline())
 
 
+def test_cycles_follow_the_engine_that_runs():
+    def body():
+        wide, narrow = tile(np.zeros((128, 512), F32)), tile(np.zeros((128, 512), np.int16))
+        for engine in (nisa.engine.vector, nisa.engine.scalar, nisa.engine.gpsimd):
+            nisa.tensor_copy(wide, wide, engine=engine)
+        nisa.tensor_copy(narrow, narrow)
+
+    with trace() as t:
+        on_core(body)
+    # 512 · 128 elements over 256, 128 or 512 lanes; GpSimd has no documented rate.
+    assert [r.cycles for r in t.records] == [256, 512, 0, 128]
+    assert [r.engine for r in t.records] == ["vector", "scalar", "gpsimd", "vector"]
+
+
 def test_skipped_rows_move_no_bytes():
     def body():
         index = tile(np.array([[0], [-1], [-1], [2]], np.int32))
