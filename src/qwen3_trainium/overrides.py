@@ -16,6 +16,7 @@ from torch.nn import functional
 from torchtitan.config.override import derive, override
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.protocols.module import Module
 
@@ -24,6 +25,7 @@ from qwen3_trainium.attention import document_mask
 SDPA = "qwen3_trainium.overrides.sdpa"
 SDPA_CAUSAL = "qwen3_trainium.overrides.sdpa_causal"
 NKI_ROPE = "qwen3_trainium.overrides.nki_rope"
+NKI_EXPERTS = "qwen3_trainium.overrides.nki_experts"
 
 
 class DocumentAttention(Module):
@@ -119,6 +121,19 @@ def nki_rope_on(*patterns: str, implementation: str = "own") -> str:
 
 
 _partial: set[str] = set()  # torchtitan registers a name once in a process
+
+
+@override(target=GroupedExperts.Config, exact=True, description="experts by NKI kernels")
+def nki_experts(
+    config: GroupedExperts.Config, transpose_by_dma: bool = False
+) -> GroupedExperts.Config:
+    """The experts of every MoE layer by our kernels; parameters and checkpoints stay as they are.
+
+    transpose_by_dma   see `kernels.grouped_experts`: saves the Tensor engine work, not verified
+    """
+    from qwen3_trainium import nki_experts  # here, so that a run without kernels needs no NKI
+
+    return nki_experts.derived(config, transpose_by_dma)
 
 
 def replaced(log: str, name: str) -> dict[int, list[str]]:

@@ -11,6 +11,7 @@ from qwen3_trainium.errors import SettingError
 from qwen3_trainium.weights import facts, read_json
 
 NO_SCALING = "none"
+MOE_FACTS = ("experts", "top_k", "expert_ffn", "norm_topk_prob")
 
 
 def spec_facts(model) -> dict:
@@ -29,7 +30,7 @@ def spec_facts(model) -> dict:
         "heads": each_layer(lambda layer: layer.attention.n_heads),
         "kv_heads": each_layer(lambda layer: layer.attention.n_kv_heads),
         "head_dim": each_layer(lambda layer: layer.attention.head_dim),
-        "ffn": each_layer(lambda layer: layer.feed_forward.w1.out_features),
+        **_feed_forward_facts(model, each_layer),
         "vocab": model.vocab_size,
         "tied": model.enable_weight_tying,
         "eps": each_layer(
@@ -48,6 +49,24 @@ def spec_facts(model) -> dict:
     }
 
 
+def _feed_forward_facts(model, each_layer) -> dict:
+    """Widths of the feed-forward part; of its experts where layers have them."""
+    if all(layer.moe is None for layer in model.layers):
+        return {"ffn": each_layer(lambda layer: layer.feed_forward.w1.out_features)}
+
+    def of_moe(read):
+        return each_layer(lambda layer: read(layer.moe) if layer.moe is not None else 0)
+
+    return {
+        "experts": of_moe(lambda moe: moe.num_experts),
+        "top_k": of_moe(lambda moe: moe.router.top_k),
+        "expert_ffn": of_moe(lambda moe: moe.routed_experts.inner_experts.hidden_dim),
+        "norm_topk_prob": of_moe(
+            lambda moe: moe.router.route_norm and moe.router.score_func == "softmax"
+        ),
+    }
+
+
 def checkpoint_facts(config: dict) -> dict:
     """The same facts out of a Hugging Face config.json. SettingError when one is missing."""
     model = facts(config)
@@ -61,7 +80,8 @@ def checkpoint_facts(config: dict) -> dict:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     return {
         **{name: getattr(model, name) for name in ("layers", "dim", "heads", "kv_heads")},
-        **{name: getattr(model, name) for name in ("head_dim", "ffn", "vocab", "tied", "eps")},
+        **{name: getattr(model, name) for name in ("head_dim", "vocab", "tied", "eps")},
+        **{name: getattr(model, name) for name in (MOE_FACTS if model.experts else ("ffn",))},
         "theta": model.theta,
         "positions": config["max_position_embeddings"],
         "rope_scaling": NO_SCALING if kind == "default" else kind,
@@ -71,7 +91,11 @@ def checkpoint_facts(config: dict) -> dict:
 def differences(model, config: dict) -> dict[str, tuple]:
     """Facts in which spec and config.json differ: name → (spec's value, checkpoint's value)."""
     ours, theirs = spec_facts(model), checkpoint_facts(config)
-    return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+    return {
+        name: (ours.get(name), theirs.get(name))
+        for name in {**ours, **theirs}
+        if ours.get(name) != theirs.get(name)
+    }
 
 
 def require_match(model, folder: Path) -> None:
@@ -80,5 +104,5 @@ def require_match(model, folder: Path) -> None:
         said = ", ".join(f"{name} {a!r} against {b!r}" for name, (a, b) in wrong.items())
         raise SettingError(
             f"the model spec does not describe the weights in {folder.name}, spec against "
-            f"config.json: {said}; correct the spec in configs/native.py, or name its weights"
+            f"config.json: {said}; correct the spec in the recipe, or name its weights"
         )

@@ -39,7 +39,29 @@ PUBLISHED = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 5_000_000,
         "dtype": "bfloat16",
-    }
+    },
+    # https://huggingface.co/Qwen/Qwen3-30B-A3B/blob/main/config.json
+    "Qwen/Qwen3-30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "dtype": "bfloat16",
+    },
 }
 
 

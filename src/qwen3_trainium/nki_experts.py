@@ -1,0 +1,69 @@
+"""torchtitan's grouped experts, computed by our kernels.
+
+The module keeps torchtitan's parameters, so a checkpoint of either loads into the other; router,
+dispatch and combination stay torchtitan's own. Shape suffixes: R routed rows, E experts, D model
+dimension, F expert width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor
+from torchtitan.config.override import derive
+from torchtitan.models.common.moe import GroupedExperts
+
+from qwen3_trainium.errors import SettingError
+from qwen3_trainium.ops import grouped_experts
+
+
+class NKIGroupedExperts(GroupedExperts):
+    """`ops.grouped_experts` in place of three grouped matrix products in bfloat16.
+
+    Computes in the dtype of its input: float32 stays float32, which torchtitan's own does not do.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        transpose_by_dma: bool = False
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.transpose_by_dma = config.transpose_by_dma
+
+    def parallelize(self, parallel_dims) -> None:
+        require_no_expert_parallel(parallel_dims.ep)
+        super().parallelize(parallel_dims)
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """Rows sorted by expert and how many each has; returns `[R, D]` in the rows' dtype."""
+        weights = (self.w1_EFD, self.w2_EDF, self.w3_EFD)
+        # FSDP hands over whole matrices in its compute dtype. Under autocast rows may be narrower.
+        w1_EFD, w2_EDF, w3_EFD = (
+            (w.to_local() if isinstance(w, DTensor) else w).to(x_RD.dtype) for w in weights
+        )
+        return grouped_experts(
+            x_RD,
+            num_tokens_per_expert_E,
+            w1_EFD,
+            w2_EDF,
+            w3_EFD,
+            transpose_by_dma=self.transpose_by_dma,
+        )
+
+
+def require_no_expert_parallel(degree: int) -> None:
+    """Raise SettingError when ranks are to own different experts.
+
+    Rows then arrive from other ranks in numbers that differ from step to step, and the kernels'
+    shapes, which are to be compiled once, would follow them.
+    """
+    if degree > 1:
+        raise SettingError(
+            f"expert_parallel_degree is {degree}, but the nki_experts override computes all "
+            "experts on every rank: set it to 1, or leave the override out"
+        )
+
+
+def derived(config: GroupedExperts.Config, transpose_by_dma: bool = False):
+    """The config of `NKIGroupedExperts` with the fields of torchtitan's."""
+    return derive(config, NKIGroupedExperts.Config, transpose_by_dma=transpose_by_dma)
