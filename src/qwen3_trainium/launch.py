@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwen3_trainium import compat, files, guards, logs, profiles, weights
+from qwen3_trainium import assets, compat, files, guards, logs, profiles, weights
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.profiles import ROOT, Profile
 from qwen3_trainium.statusline import StatusLine
@@ -54,6 +54,23 @@ class Run:
     def last_checkpoint(self) -> Path:
         """The folder that torchtitan wrote last."""
         return self.folder / "checkpoint" / f"step-{max(_steps(self.folder))}"
+
+
+def finished(recipe: str, config: str, profile: Profile, runs: Path = RUNS) -> Run | None:
+    """An earlier run that ended well with this very profile and today's weights, or None."""
+    folder = Path(runs) / recipe / config
+    state_file = folder / "run.json"
+    if not state_file.exists():
+        return None
+    state = json.loads(state_file.read_text())
+    weights_made = (assets.model_folder(profile) / "config.json").stat().st_mtime
+    if (
+        state["status"] != "complete"
+        or state["asked"]["profile"] != dataclasses.asdict(profile)
+        or state_file.stat().st_mtime < weights_made
+    ):
+        return None
+    return Run(folder, profile)
 
 
 def stopped_after(run: Run, step: int, name: str, *, overwrite: bool = False) -> Path:

@@ -6,11 +6,13 @@ run's folder is like any other and is read with `runlog`.
 
 import contextlib
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from qwen3_trainium import guards
+from qwen3_trainium.data import CACHE
 
 
 def train(config, folder: Path) -> Path:
@@ -22,12 +24,13 @@ def train(config, folder: Path) -> Path:
     Raises SettingError when the folder holds a finished run.
     """
     import torch
-    from torchtitan.components.metrics import TensorBoardLogger  # noqa: F401, must import first
 
     from qwen3_trainium.train import require_sound
 
     if (folder / "tb").exists():
         guards.check_run_folder(folder)
+    # Read when the first block is compiled: what a compiler made once is kept with our caches.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE / "inductor"))
     config.dump_folder = str(folder)
     with _single_rank_environment():
         trainer = config.build()
@@ -39,6 +42,11 @@ def train(config, folder: Path) -> Path:
             trainer.close()
             torch.distributed.destroy_process_group()
     return folder
+
+
+def can_compile() -> bool:
+    """Whether `torch.compile` finds a C++ compiler here, which it needs on a CPU."""
+    return any(shutil.which(os.environ.get("CXX") or name) for name in ("g++", "clang++"))
 
 
 @contextlib.contextmanager
