@@ -27,6 +27,9 @@ POSITIONS = 8
 # Most elements of x a partition holds. With temporaries that is 64 KiB of its 208, so that a
 # compiler can load the next tile and store the last one while this one is computed.
 ELEMENTS = 4096
+# Fewest elements side by side in HBM that a partition is given at a time, where a position has as
+# many: 2 KiB in bfloat16, from where on DMA comes near its full bandwidth.
+PIECE = 1024
 
 
 def check_rope(q_shape, k_shape, cache_shape, lnc, layout="BHSD", positions_shape=None):
@@ -105,7 +108,9 @@ def rotate_all(q, k, cache, backward, positions, heads_first):
     share = S // cores
     first = nl.program_id(axis=0) * share
     one_position = D if heads_first else max(q.shape[2], k.shape[2]) * D  # side by side in HBM
-    N_most = min(POSITIONS, max(1, ELEMENTS // one_position))
+    # Where not all heads of eight positions fit in a tile, it takes fewer heads of four positions:
+    # fewer instructions than all heads of one position, and longer pieces of the cache.
+    N_most = POSITIONS if POSITIONS * one_position <= ELEMENTS else ELEMENTS // PIECE
     for start in range(first, first + share, PARTITIONS * N_most):
         N = min(N_most, (first + share - start) // PARTITIONS)
         for b in range(B):
