@@ -203,21 +203,22 @@ def _traffic(d, sides, where):
     share = 1.0 if where is None else float(where.mean())
     if d.valid is not None:
         share = min(share, float(d.valid.mean()))
-    reads, moved, piece = {}, 0, d.run_length() * d.t.itemsize
+    reads, moved = {}, 0
     for s in sides:
         size = int(s.t.size * s.t.itemsize * share)
         moved += size
         if s.t.storage.place == "hbm":
             label = s.t.storage.label()
             reads[label] = reads.get(label, 0) + size
-        piece = math.gcd(piece, s.run_length() * s.t.itemsize)
     size = int(d.t.size * d.t.itemsize * share)
-    writes = {d.t.storage.label(): size} if d.t.storage.place == "hbm" else {}
+    # A piece ends where either side stops being contiguous; with a cast, the narrower side counts.
+    piece = math.gcd(d.run_length(), *(s.run_length() for s in sides))
     return {
         "hbm_read": reads,
-        "hbm_write": writes,
+        "hbm_write": {d.t.storage.label(): size} if d.t.storage.place == "hbm" else {},
         "dma_bytes": max(moved, size),
-        "piece_bytes": piece,
+        "piece_bytes": piece * min(d.t.itemsize, *(s.t.itemsize for s in sides)),
+        "pieces": int(d.t.size * share) // piece,
     }
 
 

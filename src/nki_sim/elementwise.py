@@ -450,11 +450,14 @@ def tensor_copy_predicated(dst, src, predicate, reverse_pred=False, name=None):
     mark_written(dst, chosen)
 
 
-def exponential(*args, **kwargs):
-    """On trn3 only; trn2 computes `activation(op=nl.exp, bias=-max)`."""
-    fail(
-        "this instruction does not exist on trn2",
-        rule="exponential is trn3 only",
-        instruction="exponential",
-        hint="nisa.activation(op=nl.exp, bias=...)",
-    )
+def _trn3_only(name, instead=""):
+    def refuse(*args, **kwargs):
+        fail(f"{name} does not exist on trn2", rule=f"{name} is trn3 only", hint=instead)
+
+    return refuse
+
+
+exponential = _trn3_only("exponential", "nisa.activation(op=nl.exp, bias=...)")
+activate2 = _trn3_only("activate2", "nisa.activation")
+nc_matmul_mx = _trn3_only("nc_matmul_mx", "nisa.nc_matmul")
+quantize_mx = _trn3_only("quantize_mx")

@@ -4,11 +4,14 @@
 from . import enums as _enums
 from .dma import dma_compute, dma_copy, dma_transpose
 from .elementwise import (
+    activate2,
     activation,
     activation_reduce,
     exponential,
     iota,
     memset,
+    nc_matmul_mx,
+    quantize_mx,
     reciprocal,
     scalar_tensor_tensor,
     tensor_copy,

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from . import arch, dma, elementwise, pe, reductions
+from . import arch, dma, elementwise, gather, pe, reductions
 from .dtypes import BY_NAME, name_of
 from .enums import engine
 from .errors import fail
@@ -220,7 +220,10 @@ def matmul(x, y, transpose_x=False):
 
 
 def broadcast_to(x, shape, dtype=None):
-    """A view of x with size-1 free dimensions repeated (a copy if dtype changes)."""
+    """x with its size-1 dimensions repeated: free ones as a view, the partition by a shuffle.
+
+    Another dtype takes a copy.
+    """
     shape = tuple(shape)
     if len(shape) != x.ndim or any(n not in (1, m) for n, m in zip(x.shape, shape, strict=True)):
         fail(
@@ -228,13 +231,18 @@ def broadcast_to(x, shape, dtype=None):
             rule="equal rank, and only size-1 dimensions grow",
         )
     if x.on_chip() and shape[0] != x.shape[0]:
-        fail(
-            f"broadcast_to of {x.describe()} to {shape}",
-            rule="the partition dimension cannot be broadcast by a view",
-        )
+        x = _on_all_partitions(x, shape[0])
     strides = tuple(0 if n != m else s for n, m, s in zip(x.shape, shape, x.strides, strict=True))
     view = NkiTensor(x.storage, x.dtype, shape, strides, x.offset)
     return view if dtype in (None, x.dtype) else _copied(view, dtype)
+
+
+def _on_all_partitions(x, count):
+    """The one partition of x on `count` partitions: a shuffle reaches 32 of them at a time."""
+    result = ndarray((count, *x.shape[1:]), x.dtype)
+    for first in range(0, count, 32):
+        gather.nc_stream_shuffle(result[first : builtins.min(first + 32, count)], x, [0] * 32)
+    return result
 
 
 def _copied(x, dtype):

@@ -5,6 +5,7 @@ the other, so a simulation is deterministic and races do not change its numbers.
 at the next barrier, by comparing which HBM bytes each core read and wrote since the last one.
 """
 
+import ctypes
 import threading
 
 import numpy as np
@@ -259,13 +260,19 @@ _TORCH_BITS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int
 
 def _torch_bits(tensor):
     """A torch CPU tensor's memory as numpy; dtypes that numpy lacks are viewed as integers."""
-    import torch
-
     if tensor.device.type != "cpu":
         raise TypeError(f"nki_sim takes CPU tensors, got one on {tensor.device}")
-    tensor = tensor.detach()
-    bits = _TORCH_BITS.get(str(tensor.dtype).removeprefix("torch."))
-    return (tensor.view(getattr(torch, bits)) if bits else tensor).numpy()
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = np.dtype(_TORCH_BITS.get(name, name))
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), dtype)
+    # Not tensor.numpy(): from then on torch refuses to resize the tensor's storage, which is how
+    # FSDP frees the parameters that it has gathered.
+    strides = tensor.stride()
+    elements = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, strides, strict=True))
+    memory = (ctypes.c_char * (elements * dtype.itemsize)).from_address(tensor.data_ptr())
+    memory.owner = tensor  # lives as long as an array that looks into it
+    return np.ndarray(tuple(tensor.shape), dtype, memory, 0, [s * dtype.itemsize for s in strides])
 
 
 def to_caller(t, as_torch):

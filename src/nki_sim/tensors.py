@@ -375,6 +375,9 @@ class NkiTensor:
             vector=(vector_offset, self.strides[0]),
         )
 
+    def indirect(self, index, num_elem=None):
+        fail(f".indirect() on {self.describe()}", rule="indirect views are trn3 only")
+
     def _not_twice(self):
         if self.is_indirect():
             fail(f"second run-time index on {self.describe()}", rule="one dynamic index a tensor")

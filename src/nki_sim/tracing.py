@@ -63,6 +63,7 @@ class Record:
     hbm_write: dict = field(default_factory=dict)
     dma_bytes: int = 0
     piece_bytes: int = 0  # contiguous on both sides: what one descriptor element moves
+    pieces: int = 0  # how many of them
 
 
 class Trace:
@@ -150,7 +151,7 @@ class Trace:
 
     def descriptors(self):
         """How many contiguous pieces all DMA transfers move."""
-        return sum(-(-r.dma_bytes // r.piece_bytes) for r in self.records if r.piece_bytes)
+        return sum(r.pieces for r in self.records)
 
     # ------------------------------------------------------------------ views for people
     def table(self):

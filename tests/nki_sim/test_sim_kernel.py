@@ -199,3 +199,10 @@ def test_nothing_but_numpy_and_ml_dtypes_is_imported(tmp_path):
         "print(names & {'torch', 'matplotlib', 'pandas', 'scipy', 'hypothesis'})"
     )
     assert run("-c", code, cwd=tmp_path).stdout.strip() == "set()"
+
+
+def test_a_torch_tensor_stays_resizable():
+    """FSDP frees gathered parameters by resizing their storage, which numpy would forbid."""
+    x = torch.ones(4, 8)
+    simulate(lambda a: nl.store(nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.hbm), nl.load(a)))(x)
+    x.untyped_storage().resize_(0)

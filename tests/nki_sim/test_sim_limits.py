@@ -510,6 +510,12 @@ def test_numbers_where_tensors_belong():
         call("tensor_scalar", lambda a: {"operand0": "1"})
 
 
-def test_trn3_only_instruction():
-    with pytest.raises(KernelError, match="exponential is trn3 only"):
-        on_core(lambda: nisa.exponential(blank(V), full(*V)))
+@pytest.mark.parametrize("name", ["exponential", "activate2", "nc_matmul_mx", "quantize_mx"])
+def test_trn3_only_instructions(name):
+    with pytest.raises(KernelError, match=f"{name} is trn3 only"):
+        on_core(lambda: getattr(nisa, name)(blank(V), full(*V)))
+
+
+def test_trn3_only_view():
+    with pytest.raises(KernelError, match="indirect views are trn3 only"):
+        on_core(lambda: blank(V).indirect(rows(0)))

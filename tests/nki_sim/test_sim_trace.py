@@ -119,11 +119,14 @@ def test_pieces_break_where_either_side_breaks():
         nisa.dma_copy(blank((128, 32)), source[:, 0:32])
         nisa.dma_copy(blank((128, 64))[:, 0:16], source[:, ::4])
         nisa.dma_copy(blank((64, 128)), source)
+        nisa.dma_copy(blank((128, 64), "bfloat16"), source)
 
     with trace() as t:
         on_core(body)
+    assert [r.pieces for r in t.records] == [128, 128 * 16, 64, 128]
+    assert t.descriptors() == 128 + 128 * 16 + 64 + 128
     # 64·4 bytes are contiguous in HBM and 128·4 in a partition: whole HBM is one run of 32 KiB.
-    assert [r.piece_bytes for r in t.records] == [128, 4, 512]
+    assert [r.piece_bytes for r in t.records] == [128, 4, 512, 128]
 
 
 def test_shapes_only_records_the_same_without_data():
