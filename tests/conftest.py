@@ -1,6 +1,10 @@
 """Fixtures that real runs share: a toy release, text, and a profile that names both."""
 
 import dataclasses
+import os
+
+# Before torch is imported: on tensors as small as ours a second thread costs more than it gives.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import toys

@@ -168,3 +168,23 @@ def test_peak_memory_is_that_of_the_process():
 
 def test_folder_of_published_weights(toy_profile, toy_release):
     assert assets.model_folder(toy_profile) == toy_release
+
+
+def overfit(model, learning_rate: float) -> float:
+    """Loss on one batch of 2 × 64 tokens after 60 steps on it."""
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(0, 88, (2, 65), generator=generator)
+    positions = torch.arange(64).expand(2, -1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    for _ in range(60):
+        logits = model(ids[:, :-1], positions=positions)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def test_model_overfits_one_batch(config, toy_release):
+    assert overfit(build(config, toy_release), 1e-2) < 0.1
+    assert overfit(build(config, toy_release), 0.0) > 1.0, "the gate sees a model that cannot learn"

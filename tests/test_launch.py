@@ -106,8 +106,10 @@ def test_finished_run_is_not_written_again(whole_run, profile, runs):
     assert sorted(whole_run.folder.rglob("*")) == before
 
 
-def test_run_folder_tells_what_ran_and_no_secret(whole_run, profile):
+def test_run_folder_tells_what_ran_and_no_secret(whole_run, profile, toy_release):
     assert profiles.load(whole_run.folder / "profile.yaml") == profile
+    facts = guards.check_model_folder(toy_release)
+    assert runlog.identity(whole_run.folder) == {"parameters": facts.n_params, "ranks": 2}
     for path in whole_run.folder.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes()
 

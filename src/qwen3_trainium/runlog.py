@@ -4,6 +4,8 @@ torchtitan writes every metric it prints as TensorBoard events; they are read ba
 TensorBoard's own reader, not parsed out of the log.
 """
 
+import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -50,3 +52,19 @@ def _written(path: Path) -> tuple[str, str]:
 def sustained(metrics: pd.DataFrame) -> pd.DataFrame:
     """The steps after the first: warm-up and sustained speed are never averaged together."""
     return metrics.iloc[1:]
+
+
+def identity(folder: Path) -> dict[str, int]:
+    """What the run itself said it trains: {"parameters", "ranks"}, from the first lines of its log.
+
+    A launcher that names the wrong module trains another model without an error; these two numbers
+    tell. `ranks` is the product of the mesh's degrees.
+    """
+    log = (Path(folder) / "log.txt").read_text(errors="replace")
+    size = re.search(r"size: ([\d,]+) total parameters", log)
+    mesh = re.search(r"Building device mesh with parallelism: (.*)", log)
+    if not size or not mesh:
+        raise ValueError(f"the log of {Path(folder).name} names no model: did the run begin?")
+    # ep divides the data-parallel ranks again, so it is no factor of its own.
+    degrees = {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", mesh[1]) if k != "ep"}
+    return {"parameters": int(size[1].replace(",", "")), "ranks": math.prod(degrees.values())}
