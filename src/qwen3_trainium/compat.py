@@ -56,3 +56,8 @@ def native_config():
 def native_spec(flavor: str):
     """A fresh model spec of torchtitan's native Qwen3, e.g. "4B", as shipped."""
     return symbol("torchtitan.models.qwen3", "model_registry")(flavor)
+
+
+def moe_config():
+    """torchtitan's own config of Qwen3-30B-A3B, as shipped."""
+    return symbol("torchtitan.models.qwen3.config_registry", "qwen3_30b_a3b")()

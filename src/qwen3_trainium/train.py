@@ -12,7 +12,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import FSDPModule
 
-from qwen3_trainium import cpu
+from qwen3_trainium import cpu, moe
 
 SAVE_INITIAL = "--save-initial"  # write the weights that step 1 starts from, for comparison
 INITIAL = "initial"  # folder of them, in the run folder
@@ -44,6 +44,7 @@ def _checked(train, *, save_initial: bool):
                 require_sound(model, "before the first step")
             if save_initial and trainer.step == 0:
                 _save_initial(trainer)
+            moe.record_routing(trainer)
             return loaded
 
         trainer.checkpointer.load = load_and_check

@@ -67,7 +67,7 @@ def check(x_RD, num_tokens_per_expert_E, w1_EFD, w2_EDF, w3_EFD, transpose_by_dm
         raise ValueError(f"num_tokens_per_expert must be integers, got {counts.dtype}")
     if transpose_by_dma and x_RD.element_size() != 2:
         raise ValueError(
-            f"transpose_by_dma moves 2-byte elements, got {x_RD.dtype}: use bfloat16, or turn it off"
+            f"transpose_by_dma moves 2-byte elements, got {x_RD.dtype}: use bfloat16 or leave it"
         )
 
 

@@ -1,0 +1,91 @@
+"""The guide's third recipe: Qwen3 mixture of experts, its experts computed by NKI kernels.
+
+    torchrun … -m qwen3_trainium.train --module configs.moe_nki --config nki
+
+Starts from torchtitan's `qwen3_30b_a3b`, cut to 4 layers, 64 experts and top-4. All ranks shard
+all parameters and each rank computes all experts: the number of experts is a number in the model,
+not a number of devices. Router, balancing, dispatch and combination are torchtitan's own.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from configs import _common
+from qwen3_trainium import compat, moe, profiles, spec, weights
+from qwen3_trainium.profiles import Profile
+
+# Three switches; each is the import path of one override.
+NKI_EXPERTS = "qwen3_trainium.overrides.nki_experts"
+NKI_ROPE = "qwen3_trainium.overrides.nki_rope"
+SDPA = "qwen3_trainium.overrides.sdpa"
+
+
+def build(profile: Profile, *, overrides: Sequence[str]):
+    """torchtitan config of one run from random weights.
+
+    overrides   import paths of what is replaced. FlexAttention has no backward on CPU and no
+                kernel on Neuron, so one for attention is always among them
+    Raises SettingError when the spec is not the model that the folder's config.json describes.
+    """
+    folder = moe.model_folder(profile)
+    config = compat.moe_config()
+    config.model_spec = model_spec(weights.read_json(folder / "config.json"))
+    spec.require_match(config.model_spec.model, folder)
+    compat.set_fields(config.loss.loss_fn, global_vocab_size=config.model_spec.model.vocab_size)
+    compat.set_fields(config.override, imports=list(overrides))
+    _common.set_run(config, profile, folder, published=False)
+    # Every rank owns a slice of every expert; none owns an expert. Eager, as in the guide.
+    compat.set_fields(config.parallelism, expert_parallel_degree=1)
+    compat.set_fields(config.compile, enable=False)
+    compat.set_fields(config.lr_scheduler, warmup_steps=2, decay_ratio=0.8)
+    return config
+
+
+def model_spec(described: dict):
+    """torchtitan's 30B-A3B with the counts and widths of a config.json."""
+    facts = weights.facts(described)
+    moe.require_counts(facts.experts, facts.top_k)
+    big_spec = compat.native_spec("30B-A3B")
+    big = big_spec.model
+    rope = dataclasses.replace(
+        big.layers[0].attention.rope,
+        dim=facts.head_dim,
+        theta=facts.theta,
+        max_seq_len=described["max_position_embeddings"],
+    )
+    model = dataclasses.replace(
+        big,
+        dim=facts.dim,
+        vocab_size=facts.vocab,
+        norm=dataclasses.replace(big.norm, normalized_shape=facts.dim),
+        tok_embeddings=dataclasses.replace(
+            big.tok_embeddings, num_embeddings=facts.vocab, embedding_dim=facts.dim
+        ),
+        lm_head=dataclasses.replace(big.lm_head, in_features=facts.dim, out_features=facts.vocab),
+        # The builder sets what Qwen3 asks for: softmax, the chosen weights normalised, and
+        # balancing by a bias in place of an auxiliary loss.
+        layers=compat.symbol("torchtitan.models.qwen3", "_build_qwen3_moe_layers")(
+            n_layers=facts.layers,
+            dim=facts.dim,
+            n_heads=facts.heads,
+            n_kv_heads=facts.kv_heads,
+            head_dim=facts.head_dim,
+            moe_hidden_dim=facts.expert_ffn,
+            num_experts=facts.experts,
+            top_k=facts.top_k,
+            attn_backend="flex",
+            moe_comm_backend="standard",
+            rope=rope,
+        ),
+    )
+    return dataclasses.replace(big_spec, flavor="30B-A3B-reduced", model=model)
+
+
+def nki():
+    """Experts and rotary embedding by NKI kernels."""
+    return build(profiles.current(), overrides=[SDPA, NKI_ROPE, NKI_EXPERTS])
+
+
+def stock_experts():
+    """The same run with torchtitan's own experts, which compute in bfloat16 whatever they get."""
+    return build(profiles.current(), overrides=[SDPA, NKI_ROPE])
