@@ -70,12 +70,15 @@ class Trace:
     """The records of one `with nki_sim.trace()` block and what follows from them.
 
     records     list of Record, each core's in program order
+    tiles       list of (launch, core, life) of the on-chip tiles; a life has name, dtype, shape,
+                place, bytes a partition, and the numbers of the first and last instruction on it
     peak_sbuf   most live SBUF bytes a partition, over cores and launches; peak_psum likewise
     """
 
     def __init__(self, shapes_only=False):
         self.shapes_only = shapes_only
         self.records = []
+        self.tiles = []
         self.launches = 0
         self.peak_sbuf = self.peak_psum = 0
 
@@ -100,6 +103,10 @@ class Trace:
         for r in self.records:
             if r.launch == self.launches:
                 r.sbuf, r.psum = int(sbuf[r.core][r.number]), int(psum[r.core][r.number])
+        for core in launch.cores:
+            self.tiles += [
+                (self.launches, core.index, v) for v in core.lives if v.first is not None
+            ]
         self.launches += 1
         self.peak_sbuf = max(self.peak_sbuf, *(int(live.max()) for live in sbuf))
         self.peak_psum = max(self.peak_psum, *(int(live.max()) for live in psum))
