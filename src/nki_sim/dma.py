@@ -51,8 +51,7 @@ class Side:
         value = integer_value(index, self.instruction, self.name)
         offset = t.offset + value * multiplier
         self.t = NkiTensor(t.storage, t.dtype, t.shape, t.strides, offset)
-        low, high = span(t.shape, t.strides)
-        if offset + low < 0 or offset + high >= t.storage.nbytes // t.itemsize:
+        if not self.t.inside():
             self.rows = offset + np.arange(t.shape[0]) * t.strides[0]
             self._bound(np.full(t.shape[0], value), skip)
 
@@ -61,6 +60,9 @@ class Side:
         low, high = span(t.shape[1:], t.strides[1:])
         size = t.storage.nbytes // t.itemsize
         valid = (self.rows + low >= 0) & (self.rows + high < size)
+        if t.on_chip():  # a row may not run over into the next partition either
+            free = t.storage.partition_bytes // t.itemsize
+            valid &= (self.rows % free + low >= 0) & (self.rows % free + high < free)
         if valid.all():
             return
         if not skip:

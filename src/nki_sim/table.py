@@ -11,7 +11,7 @@ from enum import Enum
 import numpy as np
 
 from . import arch
-from .dtypes import ANY, FLOATS, INTEGERS, ITEMSIZE
+from .dtypes import ANY, FLOATS, INTEGERS
 from .errors import fail, kernel_line
 from .machine import current_core
 from .tensors import NkiTensor
@@ -407,18 +407,11 @@ def resolve_scalar(t, instruction, operand):
     index, multiplier = t.scalar
     value = integer_value(index, instruction, operand)
     view = NkiTensor(t.storage, t.dtype, t.shape, t.strides, t.offset + value * multiplier)
-    size = t.storage.nbytes // ITEMSIZE[t.dtype]
-    low, high = _reach(view)
-    if low < 0 or high >= size:
+    if not view.inside():
         fail(
-            f"operand {operand} {t.describe()} with run-time index {value} reaches elements "
-            f"{low}..{high} of {size}",
-            rule="a dynamic access must stay inside the tensor",
+            f"operand {operand} {t.describe()} with run-time index {value} leaves "
+            f"{t.storage.describe()}",
+            rule="a dynamic access stays inside the tensor, on chip inside each partition",
             instruction=instruction,
         )
     return view
-
-
-def _reach(t):
-    ends = [s * (n - 1) for n, s in zip(t.shape, t.strides, strict=True)]
-    return t.offset + sum(e for e in ends if e < 0), t.offset + sum(e for e in ends if e > 0)

@@ -112,6 +112,17 @@ class NkiTensor:
             hint="write with an instruction: nisa.tensor_copy, nisa.memset or nisa.dma_copy",
         )
 
+    def inside(self):
+        """True if every address lies in the storage and, on chip, in the partition it starts in."""
+        low, high = span(self.shape, self.strides)
+        if self.offset + low < 0 or (self.offset + high + 1) * self.itemsize > self.storage.nbytes:
+            return False
+        if not self.on_chip():
+            return True
+        free = self.storage.partition_bytes // self.itemsize
+        low, high = span(self.shape[1:], self.strides[1:])
+        return self.offset % free + low >= 0 and self.offset % free + high < free
+
     # ------------------------------------------------------------------ indexing
     def __getitem__(self, key):
         """Basic indexing: on chip an integer on dimension 0 keeps size 1 and two dims remain."""

@@ -59,6 +59,18 @@ def test_scalar_offset_on_chip():
     on_core(body)
 
 
+def test_a_run_time_offset_on_chip_stays_in_its_partition():
+    def view(at):
+        return table(4, 6, "sbuf").ap(
+            [[6, 4], [1, 4]], scalar_offset=nisa.register_alloc(at), indirect_dim=1
+        )
+
+    on_core(lambda: nisa.tensor_copy(blank((4, 4)), view(2)))
+    refuses("index 3 leaves", lambda: nisa.tensor_copy(blank((4, 4)), view(3)))
+    on_core(lambda: nisa.dma_copy(blank((4, 4)), view(2)))
+    refuses("index 3 .* out of bounds", lambda: nisa.dma_copy(blank((4, 4)), view(3)))
+
+
 def test_scalar_offset_out_of_bounds():
     def read(at, **kwargs):
         dst = tile(np.full((4, 6), -1, F32))
@@ -78,7 +90,7 @@ def test_scalar_offset_out_of_bounds():
         nisa.tensor_copy(blank((4, 1)), table(4, 6, "sbuf").ap(
             [[6, 4], [1, 1]], scalar_offset=nisa.register_alloc(40), indirect_dim=1))  # fmt: skip
 
-    refuses("run-time index 40 reaches", compute)
+    refuses("run-time index 40 leaves", compute)
 
 
 def test_what_a_scalar_offset_may_be():
