@@ -12,6 +12,7 @@ The path never changes silently: each kernel's first run in a process is logged 
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable
 
 import torch
@@ -82,13 +83,31 @@ def run(
     _tell(f"{name} ({note})" if note else name, where, cores)
     if where == REFERENCE:
         return reference(*arguments, **constants)
-    if where == "simulator:nki":
-        import nki
+    launched = kernel[cores] if where == "neuron" else simulated(kernel[cores])
+    return launched(*arguments, **constants)
 
-        # Without this AWS's simulator models trn3, which has instructions that trn2 lacks.
-        os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-        return nki.simulate(kernel[cores])(*arguments, **constants)
-    return kernel[cores](*arguments, **constants)
+
+def simulated(kernel) -> Callable:
+    """A callable that runs a kernel, or `kernel[2]`, on CPU tensors under the simulator here."""
+    if not nki_sim.real_nki():
+        return nki_sim.simulate(kernel)
+    import nki
+
+    # Without this AWS's simulator models trn3, which has instructions that trn2 lacks.
+    os.environ.setdefault("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    return nki.simulate(kernel)
+
+
+def use_nki_sim() -> None:
+    """Use our simulator in this process even where AWS's NKI is installed; it alone has traces.
+
+    Call it before a kernel file is imported. For notebooks: what trains runs in other processes.
+    """
+    if not nki_sim.real_nki():
+        return
+    if loaded := [name for name in sys.modules if name.startswith(f"{__package__}.kernels.")]:
+        raise SettingError(f"{loaded[0]} is imported already: call use_nki_sim before it")
+    nki_sim.install(instead=True)
 
 
 def kernel_name(kernel) -> str:
