@@ -1,0 +1,164 @@
+"""Is the rotary kernel right? Forward and backward against two programs that know nothing of it.
+
+    python -m qwen3_trainium.rope_parity DEVICE      prints one JSON line a case
+
+In float32 the kernel multiplies and adds the same pairs in the same order as PyTorch does, so the
+difference must be 0.0: a product is rounded once, a sum once, and −sin·x is exact. In bfloat16
+the kernel keeps float32 until its one rounding, and so does the reference.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One shape. `rows` says where a position's cosines come from, `restarts` where documents do.
+
+    rows   "shared": row s of one cache; "each": a cache for each sequence; "positions": the row
+           that a position names
+    """
+
+    B: int
+    Hq: int
+    Hk: int
+    S: int
+    D: int
+    lnc: int
+    rows: str = "positions"
+    dtype: torch.dtype = torch.float32
+    heads_first: bool = False  # q and k lie in memory as [B, H, S, D]
+
+    def __str__(self) -> str:
+        layout = "[B, H, S, D]" if self.heads_first else "[B, S, H, D]"
+        return (
+            f"B {self.B}, heads {self.Hq}/{self.Hk}, S {self.S}, D {self.D}, LNC {self.lnc}, "
+            f"{self.rows}, {str(self.dtype).removeprefix('torch.')}, {layout}"
+        )
+
+
+# Sizes that differ pairwise, heads from 1 to 32 on 1 to 8, both layouts, each kind of cache.
+CASES = (
+    Case(1, 32, 8, 256, 128, 2),
+    Case(2, 8, 2, 256, 64, 1, "shared"),
+    Case(3, 4, 1, 128, 64, 1),
+    Case(2, 3, 3, 512, 64, 2, "each"),
+    Case(1, 1, 1, 2048, 128, 2, "shared"),
+    Case(1, 16, 4, 1024, 64, 2, heads_first=True),
+    Case(2, 5, 1, 384, 128, 1, "each", heads_first=True),
+    Case(1, 32, 8, 256, 128, 2, dtype=torch.bfloat16),
+    Case(2, 6, 2, 512, 64, 1, dtype=torch.bfloat16, heads_first=True),
+)
+
+
+def angles(rows: int, D: int, theta: float = 5e6) -> Tensor:
+    """torchtitan's cosines and sines for Qwen3-4B-Instruct-2507's base: float32 [rows, 2D]."""
+    from torchtitan.models.common.rope import CosSinRoPE
+
+    return CosSinRoPE.Config(dim=D, max_seq_len=rows, theta=theta).build().cache
+
+
+def documents(B: int, S: int, seed: int) -> Tensor:
+    """Positions of packed documents, int64 [B, S]: each restarts at 0, each row elsewhere."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(B):
+        cuts = torch.randint(1, S, (3,), generator=generator).sort().values.tolist()
+        lengths = [b - a for a, b in zip([0, *cuts], [*cuts, S], strict=True)]
+        rows.append(torch.cat([torch.arange(length) for length in lengths]))
+    return torch.stack(rows)
+
+
+def expression(x_BSHD: Tensor, cos_sin: Tensor) -> Tensor:
+    """x·cos + rotate_half(x)·sin in plain PyTorch, whose gradient autograd derives."""
+    cos, sin = cos_sin[..., None, :].chunk(2, -1)
+    wide = x_BSHD.float()  # once, so that its gradient is summed in float32 and rounded once
+    first, second = wide.chunk(2, -1)
+    return wide * cos + torch.cat((-second, first), -1) * sin
+
+
+def transformers(q: Tensor, k: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotation of Transformers' Qwen3, on its layout, cos and sin of [B, S, D]."""
+    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+    cos, sin = cos_sin.chunk(2, -1)
+    if cos.ndim == 2:
+        cos, sin = cos[None], sin[None]
+    turned = apply_rotary_pos_emb(q.float().transpose(1, 2), k.float().transpose(1, 2), cos, sin)
+    return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
+
+
+def differences(case: Case, device: str = "cpu", implementation: str = "own") -> dict[str, float]:
+    """Largest absolute differences of one case.
+
+    forward, transformers   of q and k, in float64, from the two references
+    backward                of both gradients, from autograd's
+    """
+    from qwen3_trainium.ops import rope
+
+    before = os.environ.get("NEURON_LOGICAL_NC_CONFIG")
+    os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(case.lnc)
+    try:
+        inputs, cache, positions, gradients = _inputs(case)
+        rows = cache[positions] if positions is not None else cache[..., : case.S, :]
+        there = [x.to(device).requires_grad_() for x in inputs]
+        out = rope(
+            *there,
+            cache.to(device),
+            None if positions is None else positions.to(device),
+            implementation=implementation,
+        )
+        got = torch.autograd.grad(out, there, [g.to(device) for g in gradients])
+
+        here = [x.clone().requires_grad_() for x in inputs]
+        expected = [expression(x, rows).to(case.dtype) for x in here]
+        wanted = torch.autograd.grad(expected, here, gradients)
+        theirs = [x.to(case.dtype) for x in transformers(*inputs, rows)]
+    finally:
+        if before is None:
+            del os.environ["NEURON_LOGICAL_NC_CONFIG"]
+        else:
+            os.environ["NEURON_LOGICAL_NC_CONFIG"] = before
+    return {
+        "forward": _largest(out, expected),
+        "transformers": _largest(out, theirs),
+        "backward": _largest(got, wanted),
+    }
+
+
+def _inputs(case: Case):
+    generator = torch.Generator().manual_seed(case.S + case.Hq)
+
+    def random(H: int) -> Tensor:
+        shape = (case.B, H, case.S, case.D) if case.heads_first else (case.B, case.S, H, case.D)
+        x = torch.randn(shape, generator=generator).to(case.dtype)
+        return x.transpose(1, 2) if case.heads_first else x
+
+    inputs, gradients = ([random(H) for H in (case.Hq, case.Hk)] for _ in range(2))
+    cache = angles(case.S + 64, case.D)
+    if case.rows == "each":  # each sequence begins elsewhere
+        cache = torch.stack([cache.roll(-7 * b, 0) for b in range(case.B)])
+    positions = documents(case.B, case.S, seed=1) if case.rows == "positions" else None
+    return inputs, cache, positions, gradients
+
+
+def _largest(ours, theirs) -> float:
+    pairs = zip(ours, theirs, strict=True)
+    return max((a.cpu().double() - b.double()).abs().max().item() for a, b in pairs)
+
+
+def table(device: str = "cpu", cases=CASES) -> Iterator[dict]:
+    """One row a case, ready for a data frame."""
+    for case in cases:
+        yield {"case": str(case), **differences(case, device)}
+
+
+if __name__ == "__main__":
+    for row in table(sys.argv[1] if len(sys.argv) > 1 else "cpu"):
+        print(json.dumps(row))
