@@ -1,9 +1,9 @@
 """What every recipe sets the same way: sizes, text, optimizer, checkpoints, metrics."""
 
-import json
 from pathlib import Path
 
-from qwen3_trainium import assets, compat
+from qwen3_trainium import assets, compat, weights
+from qwen3_trainium.errors import SettingError
 from qwen3_trainium.profiles import Profile
 
 # torchtitan's pre-training rate for its full-size configs, and its rate for fine-tuning real
@@ -77,5 +77,9 @@ def set_data(config, profile: Profile) -> None:
 
 def saved_dtype(folder: Path) -> str:
     """The dtype of a model folder's weights, by its config.json (Transformers 4 and 5 names)."""
-    config = json.loads((folder / "config.json").read_text())
+    if not (folder / "config.json").is_file():
+        raise SettingError(
+            f"model folder {folder} is not on this machine: run lesson 00, which makes or fetches it"
+        )
+    config = weights.read_json(folder / "config.json")
     return config.get("dtype") or config.get("torch_dtype") or "float32"

@@ -106,6 +106,14 @@ def test_finished_run_is_not_written_again(whole_run, profile, runs):
     assert sorted(whole_run.folder.rglob("*")) == before
 
 
+def test_overwriting_with_wrong_settings_loses_nothing(whole_run, profile, runs):
+    before = sorted(whole_run.folder.rglob("*"))
+    missing = dataclasses.replace(profile, model=str(runs / "nowhere"))
+    with pytest.raises(SettingError):
+        launch.launch("hf_finetune", "published", missing, name="whole", runs=runs, overwrite=True)
+    assert sorted(whole_run.folder.rglob("*")) == before
+
+
 def test_run_folder_tells_what_ran_and_no_secret(whole_run, profile, toy_release):
     assert profiles.load(whole_run.folder / "profile.yaml") == profile
     facts = guards.check_model_folder(toy_release)

@@ -109,7 +109,7 @@ def test_loss_of_nothing_is_refused_and_not_a_nan():
 
 
 def test_mask_of_two_documents():
-    mask = verify.document_mask(torch.tensor([[3, 4, 0, 1, 2]]))
+    mask = verify.additive_mask(torch.tensor([[3, 4, 0, 1, 2]]))
     seen = (mask[0, 0] == 0).int().tolist()
     assert seen == [
         [1, 0, 0, 0, 0],

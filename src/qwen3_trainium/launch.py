@@ -123,14 +123,14 @@ def launch(
         "arguments": list(arguments),
         "profile": dataclasses.asdict(profile),
     }
-    step = _prepare_folder(folder, asked, overwrite=overwrite)
+    step = _step_to_resume(folder, asked, overwrite=overwrite)
+    command = _command(recipe, config, profile, folder, arguments, torchrun)
+    _check(recipe, config, profile, folder, arguments)
+    # From here on nothing is wrong with what was asked: only now is an old run removed.
+    if step is None and folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     profiles.save(profile, folder / "profile.yaml")
-    try:
-        _check(recipe, config, profile, folder, arguments)
-    except SettingError:
-        if step is None:
-            shutil.rmtree(folder)  # nothing was started: leave nothing behind
-        raise
 
     status = StatusLine()
     if step is not None:
@@ -140,7 +140,6 @@ def launch(
             if step
             else f"{folder.name}: unfinished run without a checkpoint found; starting at step 1"
         )
-    command = _command(recipe, config, profile, folder, arguments, torchrun)
     code = _run(command, environment(profile, folder), folder, asked, status)
     if code:
         _write_state(folder, asked, "failed")
@@ -202,8 +201,8 @@ def _resumable_steps(folder: Path) -> list[int]:
     ]
 
 
-def _prepare_folder(folder: Path, asked: dict, *, overwrite: bool) -> int | None:
-    """Make the run folder; returns None for a new run, else the step to resume after."""
+def _step_to_resume(folder: Path, asked: dict, *, overwrite: bool) -> int | None:
+    """The step after which an unfinished run goes on, or None for a new run; changes nothing."""
     state_file = folder / "run.json"
     state = json.loads(state_file.read_text()) if state_file.exists() else None
     if state and state["status"] == "running" and _alive(state["pid"]):
@@ -214,9 +213,6 @@ def _prepare_folder(folder: Path, asked: dict, *, overwrite: bool) -> int | None
         _require_same(state["asked"], asked, folder)
         return max(_resumable_steps(folder), default=0)
     guards.check_run_folder(folder, overwrite)
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
     return None
 
 

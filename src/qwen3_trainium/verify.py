@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch.nn import functional
 
 from qwen3_trainium import guards, rotary
+from qwen3_trainium.attention import document_mask
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.weights import (
     EMBEDDING,
@@ -290,7 +291,7 @@ def token_losses(
 
     Integers [B, S] as in `heldout_loss`. Without positions, plain causal attention over S.
     """
-    mask = None if positions is None else document_mask(positions, model.dtype)
+    mask = None if positions is None else additive_mask(positions, model.dtype)
     output = model(
         input_ids=input_ids.long(),
         position_ids=None if positions is None else positions.long(),
@@ -307,14 +308,9 @@ def token_losses(
     return losses.view(labels.shape)
 
 
-def document_mask(positions: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Additive attention mask [B, 1, S, S] from positions [B, S]: causal, within a document.
-
-    A document starts where the position is 0; what precedes the first start is one as well.
-    """
-    documents = (positions == 0).cumsum(dim=1)
-    same = documents[:, :, None] == documents[:, None, :]
-    seen = (same & torch.ones_like(same).tril())[:, None]
+def additive_mask(positions: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """`attention.document_mask` of positions [B, S] as Transformers adds it: 0 or −∞."""
+    seen = document_mask(positions)
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -math.inf)
 
 
