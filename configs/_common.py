@@ -79,7 +79,7 @@ def saved_dtype(folder: Path) -> str:
     """The dtype of a model folder's weights, by its config.json (Transformers 4 and 5 names)."""
     if not (folder / "config.json").is_file():
         raise SettingError(
-            f"model folder {folder} is not on this machine: run lesson 00, which makes or fetches it"
+            f"model folder {folder} is not here: run lesson 00, which makes or fetches it"
         )
     config = weights.read_json(folder / "config.json")
     return config.get("dtype") or config.get("torch_dtype") or "float32"
