@@ -9,6 +9,7 @@ not a number of devices. Router, balancing, dispatch and combination are torchti
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from configs import _common
 from qwen3_trainium import compat, moe, profiles, spec, weights
@@ -20,20 +21,30 @@ NKI_ROPE = "qwen3_trainium.overrides.nki_rope"
 SDPA = "qwen3_trainium.overrides.sdpa"
 
 
-def build(profile: Profile, *, overrides: Sequence[str]):
-    """torchtitan config of one run from random weights.
+def build(
+    profile: Profile,
+    *,
+    overrides: Sequence[str],
+    folder: Path | None = None,
+    published: bool = False,
+    described: dict | None = None,
+):
+    """torchtitan config of one run.
 
     overrides   import paths of what is replaced. FlexAttention has no backward on CPU and no
                 kernel on Neuron, so one for attention is always among them
-    Raises SettingError when the spec is not the model that the folder's config.json describes.
+    folder      Hugging Face model folder; `moe.model_folder`, without weights, unless given
+    published   True starts from the safetensors in `folder`, False from random weights
+    described   config.json of the model to build; that of the reduced model unless given
+    Raises SettingError when that is not the model that the folder's own config.json describes.
     """
-    folder = moe.model_folder(profile)
+    folder = folder or moe.model_folder(profile)
     config = compat.moe_config()
-    config.model_spec = model_spec(weights.read_json(folder / "config.json"))
+    config.model_spec = model_spec(described or moe.model_config(small=profile.device == "cpu"))
     spec.require_match(config.model_spec.model, folder)
     compat.set_fields(config.loss.loss_fn, global_vocab_size=config.model_spec.model.vocab_size)
     compat.set_fields(config.override, imports=list(overrides))
-    _common.set_run(config, profile, folder, published=False)
+    _common.set_run(config, profile, folder, published=published)
     # Every rank owns a slice of every expert; none owns an expert. Eager, as in the guide.
     compat.set_fields(config.parallelism, expert_parallel_degree=1)
     compat.set_fields(config.compile, enable=False)

@@ -6,6 +6,7 @@ published a model of these counts.
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def record_routing(trainer) -> None:
     are read just before it. Does nothing for a model without experts.
     """
     layers = moe_layers(trainer.model_parts)
-    if not layers or int(trainer_rank()) != 0:
+    if not layers or os.environ.get("RANK", "0") != "0":
         return
     path = Path(trainer.config.dump_folder) / ROUTING
     step = trainer.optimizers.step
@@ -99,7 +100,8 @@ def record_routing(trainer) -> None:
     def write_then_step(*arguments, **keywords):
         with path.open("a") as file:
             for layer, block in layers.items():
-                counted = local(block.moe.tokens_per_expert_E)
+                counted = block.moe.tokens_per_expert_E
+                counted = counted.to_local() if hasattr(counted, "to_local") else counted
                 tokens = (counted / times_counted(block)).long().tolist()
                 line = {"step": trainer.step, "layer": layer, "tokens": tokens}
                 file.write(json.dumps(line) + "\n")
@@ -123,16 +125,6 @@ def times_counted(block) -> int:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl
 
     return 2 if getattr(block, "checkpoint_impl", None) is CheckpointImpl.NO_REENTRANT else 1
-
-
-def local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def trainer_rank() -> str:
-    import os
-
-    return os.environ.get("RANK", "0")
 
 
 def routing(folder: Path) -> np.ndarray:

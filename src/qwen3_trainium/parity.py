@@ -76,7 +76,7 @@ def transformers(folder: Path, dtype: torch.dtype = torch.float32) -> Program:
         ).logits
 
     return Program(
-        "Transformers", model.eval(), forward, lambda model: model.model.layers, _without_head
+        "Transformers", model.eval(), forward, lambda model: model.model.layers, _as_stored
     )
 
 
@@ -105,7 +105,13 @@ def torchtitan(name: str, config, dtype: torch.dtype = torch.float32) -> Program
     """The model of a recipe's config with the weights of its folder."""
     model, spec = initialised(config, dtype)
     adapter = spec.state_dict_adapter(spec.model, config.hf_assets_path)
-    model.load_state_dict(adapter.from_hf(stored(Path(config.hf_assets_path))), strict=True)
+    found = model.load_state_dict(
+        adapter.from_hf(stored(Path(config.hf_assets_path))), strict=False
+    )
+    # The bias that balances experts has no place in a Hugging Face checkpoint and starts at zero.
+    missing = [key for key in found.missing_keys if not key.endswith("expert_bias_E")]
+    if missing or found.unexpected_keys:
+        raise RuntimeError(f"{name}: keys of one side only: {missing + found.unexpected_keys}")
 
     def forward(model, batch):
         positions = batch["positions"]
@@ -121,12 +127,29 @@ def _values(layers):
     return layers.values() if hasattr(layers, "values") else layers
 
 
-def _without_head(state: dict) -> dict:
-    """A plain Transformers state dict as it is stored: a tied head has no key of its own."""
+def _as_stored(state: dict) -> dict:
+    """A plain Transformers state dict by the keys that a checkpoint has on disk.
+
+    A tied head has no key of its own; experts, which Transformers 5 keeps fused in memory
+    (`gate_up_proj` [E, 2F, D], gate first), are stored one by one.
+    """
     embedding = state["model.embed_tokens.weight"]
     head = state.get("lm_head.weight")
     tied = head is not None and head.data_ptr() == embedding.data_ptr()
-    return {key: value for key, value in state.items() if not (tied and key == "lm_head.weight")}
+    found = {}
+    for key, value in state.items():
+        prefix, _, name = key.rpartition(".")
+        if tied and key == "lm_head.weight":
+            continue
+        if name == "gate_up_proj":
+            for e, (gate, up) in enumerate(each.chunk(2) for each in value):
+                found[f"{prefix}.{e}.gate_proj.weight"] = gate
+                found[f"{prefix}.{e}.up_proj.weight"] = up
+        elif name == "down_proj":
+            found |= {f"{prefix}.{e}.down_proj.weight": each for e, each in enumerate(value)}
+        else:
+            found[key] = value
+    return found
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
