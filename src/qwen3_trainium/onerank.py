@@ -5,9 +5,11 @@ run's folder is like any other and is read with `runlog`.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +34,7 @@ def train(config, folder: Path) -> Path:
     # Read when the first block is compiled: what a compiler made once is kept with our caches.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE / "inductor"))
     config.dump_folder = str(folder)
-    with _single_rank_environment(), _one_thread():
+    with _single_rank_environment(), _one_thread(), _without_idle_warnings():
         trainer = config.build()
         try:
             trainer.train()
@@ -42,6 +44,19 @@ def train(config, folder: Path) -> Path:
             trainer.close()
             torch.distributed.destroy_process_group()
     return folder
+
+
+@contextlib.contextmanager
+def _without_idle_warnings() -> Iterator[None]:
+    """Of a page, keep off what PyTorch says to everybody who has no GPU; a run's log has it."""
+    compiler = logging.getLogger("torch.utils.cpp_extension")
+    level = compiler.level
+    compiler.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*complete support on cpu device mesh")
+        warnings.filterwarnings("ignore", message=".*use `get_last_lr..`")
+        yield
+    compiler.setLevel(level)
 
 
 def can_compile() -> bool:

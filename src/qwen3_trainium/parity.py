@@ -233,6 +233,13 @@ def gradient_difference(ours: Step, theirs: Step) -> float:
     )
 
 
+def weight_difference(ours: Step, theirs: Step) -> float:
+    """Largest difference of a weight after the step."""
+    return max(
+        largest_difference(ours.weights[key], weight) for key, weight in theirs.weights.items()
+    )
+
+
 def gradient_bound(tokens: int, widest: int, layers: int) -> float:
     """How far two right float32 programs may differ in `gradient_difference`.
 
