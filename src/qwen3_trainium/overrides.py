@@ -103,7 +103,8 @@ def nki_rope_on(*patterns: str, implementation: str = "own") -> str:
                may begin where a model's own names do, or higher up in the config
     """
 
-    words = re.sub(r"\W+", "_", " ".join((*patterns, implementation))).strip("_")
+    words = [*patterns, *([] if implementation == "own" else [implementation])]
+    words = re.sub(r"\W+", "_", " ".join(words)).strip("_")
     name = f"nki_rope_on_{words}"
     if name not in _partial:
 
