@@ -6,6 +6,7 @@ built and steps at its real width; it shows nothing of Trainium.
 """
 
 import argparse
+import collections
 import dataclasses
 import json
 import os
@@ -16,12 +17,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from qwen3_trainium import assets, data, launch, profiles, weights
+from qwen3_trainium import assets, data, kernel_backend, launch, profiles, weights
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.files import written_beside
 from qwen3_trainium.profiles import Profile
 
 RELEASE = "Qwen/Qwen3-4B-Instruct-2507"
+OVERRIDE = re.compile(r"\[Override\] qwen3_trainium\.overrides\.(\w+): ")
 PARAMETERS = re.compile(r"size: ([\d,]+) total parameters")
 
 
@@ -52,7 +54,7 @@ def profile_for(folder: Path, *, steps: int, seq_len: int) -> Profile:
 def dry_run(recipe: str, config: str, profile: Profile, folder: Path, arguments=()) -> dict:
     """Run rank 0 of `profile.ranks` fake ones in `folder`; returns what its log says.
 
-    Returns {"parameters": int, "steps": int, "seconds": float}.
+    Returns {"parameters": int, "steps": int, "seconds": float, "overrides": {name: modules}}.
     Raises launch.RunError with the rank's own error.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +64,8 @@ def dry_run(recipe: str, config: str, profile: Profile, folder: Path, arguments=
         **{"NGPU": str(profile.ranks), "WORLD_SIZE": str(profile.ranks)},
         **{"RANK": "0", "LOCAL_RANK": "0"},
         **{"OMP_NUM_THREADS": str(os.cpu_count() or 1), "HF_HUB_OFFLINE": "1"},
+        # A simulator at full width would take hours; that kernels are in place shows in the log.
+        kernel_backend.VARIABLE: kernel_backend.REFERENCE,
     }
     command = [
         *(sys.executable, "-m", "qwen3_trainium.train"),
@@ -84,6 +88,7 @@ def dry_run(recipe: str, config: str, profile: Profile, folder: Path, arguments=
         "parameters": int(size[1].replace(",", "")) if size else 0,
         "steps": len(re.findall(r"INFO - step:", text)),
         "seconds": time.monotonic() - started,
+        "overrides": dict(collections.Counter(OVERRIDE.findall(text))),
     }
 
 
@@ -94,6 +99,7 @@ DRY_RUNS = {
     "native": ("native", "random", real_width_folder, 64),
     # 4 × 16: tensor parallel within a chip, fully sharded across chips.
     "native-tp": ("native", "tensor_parallel", real_width_folder, 64),
+    "moe": ("moe_nki", "nki", real_width_folder, 256),
 }
 
 
@@ -110,8 +116,10 @@ def main(argv: list[str]) -> int:
         print(f"{name}: rank 0 of {profile.ranks}, real widths, sequence {seq_len} …", flush=True)
         with tempfile.TemporaryDirectory() as scratch:
             found = dry_run(recipe, config, profile, Path(scratch))
+        replaced = ", ".join(f"{n} × {what}" for what, n in sorted(found["overrides"].items()))
         print(
-            f"{name}: {found['parameters']:,} parameters, {found['steps']} steps in "
+            f"{name}: {found['parameters']:,} parameters, {replaced or 'nothing'} replaced, "
+            f"kernels as their PyTorch references, {found['steps']} steps in "
             f"{found['seconds']:.0f} s on this CPU; not verified on hardware"
         )
     return 0
