@@ -31,7 +31,6 @@ def prepare() -> bool:
     torch._utils._get_available_device_type = lambda: "cpu"
     _add_device_functions(torch.cpu)
     _reduce_by_sum()
-    _use_masked_sdpa()
     return True
 
 
@@ -93,8 +92,11 @@ def _reduce_by_sum() -> None:
     FSDPModule.set_gradient_divide_factor = set_factor_and_sum
 
 
-def _use_masked_sdpa() -> None:
-    """Give the Transformers backend an attention with a backward on CPU.
+def use_masked_sdpa() -> None:
+    """Give the Transformers backend an attention with a backward on CPU; `hf_backend` asks for it.
+
+    Apart from `prepare`, because importing the backend takes seconds that other recipes need not
+    spend.
 
     FlexAttention has none there. The backend asks Transformers for an attention function by the
     name `flex_torchtitan` and passes a mask that its model builds; both are replaced together, by

@@ -14,7 +14,7 @@ import functools
 
 from transformers import PreTrainedModel
 
-from qwen3_trainium import rotary
+from qwen3_trainium import cpu, rotary
 
 PATCHED = ("_init_weights", "_initialize_weights")
 
@@ -25,6 +25,8 @@ def install() -> None:
 
     if hasattr(HFTransformerModel.init_states, "as_released"):
         return
+    if not cpu.has_accelerator():
+        cpu.use_masked_sdpa()
     released = HFTransformerModel.init_states
 
     @_confined
