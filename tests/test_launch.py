@@ -287,6 +287,17 @@ def test_unfinished_run_refuses_other_settings(toy_profile, tmp_path):
         launch.launch("hf_finetune", "published", toy_profile, runs=tmp_path)
 
 
+def test_compiled_graphs_outlive_a_run_on_neuron(toy_profile, tmp_path, monkeypatch):
+    name = "TORCH_NEURONX_NEFF_CACHE_DIR"
+    monkeypatch.delenv(name, raising=False)
+    neuron = dataclasses.replace(toy_profile, device="neuron")
+    assert launch.environment(neuron, tmp_path)[name].startswith(str(profiles.ROOT))
+    monkeypatch.setenv(name, "/shared/cache")
+    assert launch.environment(neuron, tmp_path)[name] == "/shared/cache"
+    monkeypatch.delenv(name)
+    assert name not in launch.environment(toy_profile, tmp_path)
+
+
 def test_ranks_are_shared_by_machines(toy_profile, tmp_path):
     command = launch._command("r", "c", toy_profile, tmp_path, [], ["--nnodes=2", "--rdzv-id=1"])
     assert "--nproc-per-node=1" in command

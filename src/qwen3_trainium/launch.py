@@ -338,6 +338,11 @@ def environment(profile: Profile, folder: Path) -> dict[str, str]:
         values["OMP_NUM_THREADS"] = str(max(1, cores // profile.ranks))
         values.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
         values["HF_DATASETS_CACHE"] = str(ROOT / ".cache" / "datasets")
+    else:
+        # One lasting place for compiled graphs, so that the next run of the same recipe finds them;
+        # the default lies under /tmp, which a restarted instance has lost.
+        cache = str(ROOT / ".cache" / "neff")
+        values.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", cache)
     return values
 
 
