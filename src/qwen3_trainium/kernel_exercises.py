@@ -94,7 +94,7 @@ def judge(number: int, kernel) -> tuple[str, str]:
     """How an answer stands, and what is wrong with it."""
     exercise = EXERCISES[number]
     if kernel is None or kernel is ... or _same(kernel, exercise.kernel):
-        return NOT_ATTEMPTED, "the kernel above is as it was; mend it and run both cells again."
+        return NOT_ATTEMPTED, "the kernel is as it was; mend it and run its cell again."
     for shape, cores in exercise.trials:
         generator = torch.Generator().manual_seed(len(shape) + shape[0])
         arguments = [torch.randn(shape, generator=generator)]
