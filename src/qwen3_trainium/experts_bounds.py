@@ -105,3 +105,15 @@ def compare(ours: dict, theirs: dict, allowed: dict) -> dict[str, dict[str, floa
             "largest ratio": ratio.max().item() if off.numel() else 0.0,
         }
     return found
+
+
+def logit_bound(largest: float, widest: int, layers: int, dtype=torch.float32) -> float:
+    """How far logits of two right programs may differ, the largest logit given.
+
+    Each of the 2·layers residual additions brings the error of a matrix product: in float32 a sum
+    of at most `widest` products, about √widest·2⁻²⁴ of its size; where experts compute in bfloat16
+    one rounding of 2⁻⁸. Independent errors add as the root of their number; four of them make a
+    bound that random rounding does not exceed.
+    """
+    one = BFLOAT16 if dtype == torch.bfloat16 else widest**0.5 * UNIT
+    return 4 * one * (2 * layers) ** 0.5 * largest

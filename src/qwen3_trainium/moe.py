@@ -5,9 +5,12 @@ On a CPU the counts are the same and the widths small. Both start from random we
 published a model of these counts.
 """
 
+import contextlib
+import functools
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -86,10 +89,11 @@ def require_counts(experts: int, top_k: int) -> None:
 
 # ------------------------------------------------------------------ where tokens went
 def record_routing(trainer) -> None:
-    """Write how many tokens each expert got, step by step, into the run folder; rank 0's tokens.
+    """Write what the router did into the run folder, step by step: rank 0's tokens, and the bias.
 
-    torchtitan counts them for its balancing and clears the counts in the optimizer step, so they
-    are read just before it. Does nothing for a model without experts.
+    torchtitan counts tokens for its balancing and clears the counts in the optimizer step, so they
+    are read just before it; the bias is what the step left behind. A checkpoint in Hugging Face
+    form has no place for the bias. Does nothing for a model without experts.
     """
     layers = moe_layers(trainer.model_parts)
     if not layers or os.environ.get("RANK", "0") != "0":
@@ -97,17 +101,25 @@ def record_routing(trainer) -> None:
     path = Path(trainer.config.dump_folder) / ROUTING
     step = trainer.optimizers.step
 
-    def write_then_step(*arguments, **keywords):
+    def step_and_write(*arguments, **keywords):
+        counted = {
+            layer: (_local(block.moe.tokens_per_expert_E) / times_counted(block)).long().tolist()
+            for layer, block in layers.items()
+        }
+        result = step(*arguments, **keywords)
         with path.open("a") as file:
             for layer, block in layers.items():
-                counted = block.moe.tokens_per_expert_E
-                counted = counted.to_local() if hasattr(counted, "to_local") else counted
-                tokens = (counted / times_counted(block)).long().tolist()
-                line = {"step": trainer.step, "layer": layer, "tokens": tokens}
+                line = {"step": trainer.step, "layer": layer, "tokens": counted[layer]}
+                if block.moe.expert_bias_E is not None:
+                    line["bias"] = _local(block.moe.expert_bias_E).tolist()
                 file.write(json.dumps(line) + "\n")
-        return step(*arguments, **keywords)
+        return result
 
-    trainer.optimizers.step = write_then_step
+    trainer.optimizers.step = step_and_write
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def moe_layers(model_parts) -> dict[int, object]:
@@ -127,12 +139,92 @@ def times_counted(block) -> int:
     return 2 if getattr(block, "checkpoint_impl", None) is CheckpointImpl.NO_REENTRANT else 1
 
 
-def routing(folder: Path) -> np.ndarray:
-    """Tokens of rank 0 that each expert got, int [steps, layers, E], from a run folder."""
+def routing(folder: Path, what: str = "tokens") -> np.ndarray:
+    """What a run's router did, [steps, layers, E], from its folder.
+
+    what   "tokens" of rank 0 that each expert got, or the balancing "bias" after each step
+    """
     path = Path(folder) / ROUTING
     if not path.is_file():
         raise SettingError(f"{folder.name} has no {ROUTING}: it is no run of a model with experts")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    found = {(line["step"], line["layer"]): line["tokens"] for line in lines}  # last attempt wins
+    found = {(line["step"], line["layer"]): line[what] for line in lines}  # last attempt wins
     steps, layers = (sorted({key[i] for key in found}) for i in (0, 1))
     return np.array([[found[step, layer] for layer in layers] for step in steps])
+
+
+@contextlib.contextmanager
+def biased(model, bias_LE: np.ndarray) -> Iterator[None]:
+    """A Transformers model that chooses experts with torchtitan's balancing bias, in the block.
+
+    bias_LE   of each layer and expert. It decides who is chosen; the weights of the chosen come
+              from the scores without it. Without this, an export chooses by the scores alone.
+    """
+    import torch
+
+    def route(router, bias_E, hidden_states):
+        hidden_states = hidden_states.reshape(-1, hidden_states.shape[-1])
+        logits = hidden_states @ router.weight.T
+        scores = logits.float().softmax(-1)
+        chosen = (scores + bias_E).topk(router.top_k, dim=-1).indices
+        weights = scores.gather(-1, chosen)
+        if router.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights.to(logits.dtype), chosen
+
+    routers = [layer.mlp.gate for layer in model.model.layers]
+    for router, bias_E in zip(routers, torch.as_tensor(bias_LE), strict=True):
+        router.forward = functools.partial(route, router, bias_E.float())
+    try:
+        yield
+    finally:
+        for router in routers:
+            del router.forward
+
+
+# ------------------------------------------------------------------ the same weights elsewhere
+def random_weights(folder: Path, seed: int = 0, **changes) -> Path:
+    """Random weights in Hugging Face form, made by Transformers' own class; returns `folder`.
+
+    changes   to `model_config(small=True)`. Weights are larger than at a usual start, so that
+              experts and router matter to the logits.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    described = model_config(small=True, initializer_range=0.08, **changes)
+    if not folder.exists():
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            known = {k: v for k, v in described.items() if k not in ("architectures", "dtype")}
+            model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(**known))
+        with written_beside(folder) as partial:
+            model.save_pretrained(partial)
+            (partial / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+    return folder
+
+
+@contextlib.contextmanager
+def choices(model) -> Iterator[list]:
+    """In the block, collect which experts the routers of a model choose.
+
+    Each forward pass adds one int tensor [tokens, top_k], ascending, for each layer in order.
+    """
+    found: list = []
+    # Class of the router, and where in its result the experts' numbers are.
+    places = {"TokenChoiceTopKRouter": 1, "Qwen3MoeTopKRouter": 2}
+
+    def keep(router, arguments, result):
+        chosen = result[places[type(router).__name__]]
+        found.append(chosen.flatten(0, -2).sort(dim=-1).values)
+
+    hooks = [
+        module.register_forward_hook(keep)
+        for module in model.modules()
+        if type(module).__name__ in places
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
