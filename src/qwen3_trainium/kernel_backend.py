@@ -9,11 +9,12 @@ The path never changes silently: each kernel's first run in a process is logged 
 `[Kernel] …` line, and `ran` and `ran_in` tell it to a verdict.
 """
 
+import contextlib
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -23,6 +24,7 @@ from qwen3_trainium.errors import SettingError
 nki_sim.install()  # before a kernel file imports `nki`; leaves a real NKI alone
 
 VARIABLE = "QWEN3_TRAINIUM_KERNELS"
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 REFERENCE = "reference"
 LINE = re.compile(r"\[Kernel\] (\w+(?: \([^)]*\))?) on ([\w:]+)")
 
@@ -55,10 +57,24 @@ def lnc() -> int:
 
     A kernel is launched on as many cores; another number than the runtime's is an error there.
     """
-    value = os.environ.get("NEURON_LOGICAL_NC_CONFIG") or "2"
+    value = os.environ.get(LNC_VARIABLE) or "2"
     if value not in ("1", "2"):
-        raise SettingError(f"NEURON_LOGICAL_NC_CONFIG is {value!r}: set it to 1 or 2")
+        raise SettingError(f"{LNC_VARIABLE} is {value!r}: set it to 1 or 2")
     return int(value)
+
+
+@contextlib.contextmanager
+def as_if_lnc(cores: int) -> Iterator[None]:
+    """Inside the block kernels run on 1 or 2 cores; for simulators, since a runtime has its own."""
+    before = os.environ.get(LNC_VARIABLE)
+    os.environ[LNC_VARIABLE] = str(cores)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[LNC_VARIABLE]
+        else:
+            os.environ[LNC_VARIABLE] = before
 
 
 def run(

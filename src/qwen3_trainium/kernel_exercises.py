@@ -102,7 +102,8 @@ def judge(number: int, kernel) -> tuple[str, str]:
             arguments.append(torch.randn(shape[0], 2 * shape[1], generator=generator))
         given = f"with x {list(shape)} on {cores} core{'s' * (cores > 1)}"
         try:
-            got = kernel_backend.simulated(kernel[cores])(*arguments)
+            with kernel_backend.as_if_lnc(cores):
+                got = kernel_backend.simulated(kernel[cores])(*arguments)
         except Exception as error:  # an answer may fail in any way
             return NOT_YET, f"{given} it stops: {_first_lines(error)}\n{exercise.look}"
         if wrong := _difference(got, exercise.expected(*arguments)):
