@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 import tiny_release
+import torch
 
 from qwen3_trainium import (
+    batches,
     compat,
     cpu,
+    data,
     dryrun,
     export,
     launch,
@@ -38,7 +41,12 @@ NORM_TOLERANCE = 4096 * 192 / 8 * 2**-24 / 2
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory):
     folder = tiny_release.make(tmp_path_factory.mktemp("release"))
-    return profiles.load("cpu", model=str(folder), seq_len=64, steps=4)
+    # Short documents, so that every sequence packs several and masks and positions matter.
+    text = tmp_path_factory.mktemp("text")
+    shortest = sorted(data.read(data.make() / "train"), key=len)[:120]
+    lines = [json.dumps({"text": document[:120]}) for document in shortest]
+    (text / "train.jsonl").write_text("\n".join(lines))
+    return profiles.load("cpu", model=str(folder), dataset=str(text), seq_len=64, steps=4)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +67,11 @@ def one_rank(profile):
 @pytest.fixture(scope="module")
 def single(profile, runs):
     return runlog.read(onerank.train(one_rank(profile), runs / "single"))
+
+
+def test_the_text_of_every_step_packs_documents(profile):
+    rows = batches.of_run(one_rank(profile), 1, count=4 * 2)
+    assert min(int((row["positions"] == 0).sum()) for row in rows) > 1
 
 
 def require_same_training(ours, theirs):
@@ -99,7 +112,34 @@ def test_compiled_trains_alike(profile, runs, single):
     # The graph is captured and differentiated ahead of time, and run by PyTorch's own kernels:
     # what a C++ compiler would add is shown in the lesson.
     compat.set_fields(config.compile, enable=True, backend="aot_eager")
-    require_same_training(runlog.read(onerank.train(config, runs / "compiled")), single)
+    folder = onerank.train(config, runs / "compiled")
+    require_same_training(runlog.read(folder), single)
+    # Compilation wraps modules; their wrappers must not get into the names of an export.
+    saved = parity.stored(folder / "checkpoint" / "step-4")
+    assert saved.keys() == parity.stored(profile.model).keys()
+
+
+def test_causal_attention_is_another_run_and_its_folder_says_so(profile, runs, single):
+    alone = dataclasses.replace(profile, ranks=1)
+    config = launch.build_config("native", "published_causal", alone)
+    folder = onerank.train(config, runs / "causal")
+    assert (runlog.read(folder).loss - single.loss).abs().max() > 10 * verify.FLOAT32_TOLERANCE
+    written = json.loads((folder / "config.json").read_text())
+    assert written["override"]["imports"] == ["qwen3_trainium.overrides.sdpa_causal"]
+
+
+def test_an_unsound_native_model_is_stopped_before_step_1(profile):
+    model, _ = parity.initialised(one_rank(profile))
+    train.require_sound(model, "before the first step")
+    rope = model.layers["2"].attention.rope
+    right = rope.cache
+    rope.cache = right.bfloat16().float()  # as if a cast had caught the cache
+    with pytest.raises(RuntimeError, match=r"layers\.2\.attention\.rope\.cache differs"):
+        train.require_sound(model, "before the first step")
+    rope.cache = right
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with pytest.raises(RuntimeError, match="two parameters before the first step"):
+        train.require_sound(model, "before the first step")
 
 
 def test_the_weights_that_step_1_starts_from_are_the_published_bits(profile, sharded, tmp_path):

@@ -1,5 +1,7 @@
 """A global batch is the same text on any number of ranks, also after a resume."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -23,8 +25,8 @@ def build():
         dataset="c4_test", dataset_path=str(make() / "train"), streams=STREAMS
     )
 
-    def build(ranks, rank):
-        return config.build(
+    def build(ranks, rank, streams=STREAMS):
+        return dataclasses.replace(config, streams=streams).build(
             dp_world_size=ranks, dp_rank=rank, tokenizer=tokenizer, seq_len=64, local_batch_size=1
         )
 
@@ -62,6 +64,12 @@ def test_saved_text_goes_on_with_another_number_of_ranks(build):
 def test_streams_that_cannot_be_shared_are_refused(build):
     with pytest.raises(SettingError, match="4 streams of text cannot be shared by 3"):
         build(3, 0)
+
+
+def test_another_number_of_streams_cannot_take_up_a_saved_text(build):
+    saved = build(1, 0).state_dict()
+    with pytest.raises(SettingError, match="in 4 streams, now 2 are asked"):
+        build(1, 0, streams=2).load_state_dict(saved)
 
 
 def test_with_a_stream_a_rank_the_text_is_that_of_torchtitans_own_loader():

@@ -39,6 +39,7 @@ class StreamDataLoader(BaseDataLoader):
                 f"{config.streams} streams of text cannot be shared by {dp_world_size} "
                 "data-parallel ranks: use a divisor of global_batch_size / local_batch_size"
             )
+        self.streams = config.streams
         share = config.streams // dp_world_size
         stock = HuggingFaceTextDataLoader.Config(
             dataset=config.dataset, dataset_path=config.dataset_path, infinite=config.infinite
@@ -56,5 +57,11 @@ class StreamDataLoader(BaseDataLoader):
         return {key: value for loader in self.loaders for key, value in loader.state_dict().items()}
 
     def load_state_dict(self, state_dict: dict) -> None:
+        saved = state_dict.get("world_size", self.streams)  # torchtitan's name for it
+        if saved != self.streams:
+            raise SettingError(
+                f"the saved run read its text in {saved} streams, now {self.streams} are asked: "
+                "keep global_batch_size and local_batch_size"
+            )
         for loader in self.loaders:
             loader.load_state_dict(state_dict)
