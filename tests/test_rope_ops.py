@@ -3,13 +3,15 @@
 Kernels run under the simulator; the kernel's own tests are in `nki_sim/test_rope_kernel.py`.
 """
 
-import os
+import importlib.util
 import sys
+import types
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import nki_sim
 from nki_sim import trace
 from qwen3_trainium import cpu, kernel_backend
 
@@ -433,11 +435,56 @@ def test_an_unknown_setting_or_device_is_refused(monkeypatch):
         kernel_backend.lnc()
 
 
+def test_on_a_neuron_machine_the_operator_is_torchneurons(monkeypatch):
+    """With a stand-in for TorchNeuron: how it is asked, not that it works."""
+    asked = []
+
+    def nki_op(name, mutates_args):
+        asked.append((name, mutates_args))
+        return lambda function: ("registered", function)
+
+    stand_in = types.ModuleType("torch_neuronx")
+    monkeypatch.setitem(sys.modules, "torch_neuronx", stand_in)
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "neuron")
+    monkeypatch.setattr(nki_sim, "real_nki", lambda: True)
+    with pytest.raises(SettingError, match="torch_neuronx has no nki_op"):
+        kernel_backend.operator("tests::op", fake=None)(print)
+    stand_in.nki_op = nki_op
+    assert kernel_backend.operator("tests::op", fake=None)(print) == ("registered", print)
+    assert asked == [("tests::op", {})]
+
+
+def test_our_simulator_takes_the_place_of_aws_only_before_kernels_are_imported(monkeypatch):
+    installed = []
+    monkeypatch.setattr(nki_sim, "install", lambda instead: installed.append(instead))
+    kernel_backend.use_nki_sim()
+    assert installed == []  # it is in place already
+    monkeypatch.setattr(nki_sim, "real_nki", lambda: True)
+    with pytest.raises(SettingError, match="is imported already: call use_nki_sim before it"):
+        kernel_backend.use_nki_sim()
+    for name in [name for name in sys.modules if name.startswith("qwen3_trainium.kernels.")]:
+        monkeypatch.delitem(sys.modules, name)
+    kernel_backend.use_nki_sim()
+    assert installed == [True]
+
+
 def test_another_implementation_is_chosen_by_name():
     q, k = inputs(1)
-    cache = rope_parity.angles(256, 32)
     with pytest.raises(SettingError, match="'fast' is unknown: use 'own' or 'rope_hf'"):
-        rope(q, k, cache, implementation="fast")
-    if "nkilib" not in sys.modules and not os.environ.get("NKILIB_TESTS"):
-        with pytest.raises(SettingError, match="needs AWS's NKI library"):
-            rope(q, k, cache, implementation="rope_hf")
+        rope(q, k, rope_parity.angles(256, 32), implementation="fast")
+
+
+installed = importlib.util.find_spec("nkilib") is not None
+
+
+@pytest.mark.skipif(installed, reason="AWS's NKI library is installed")
+def test_an_implementation_that_is_not_installed_is_refused():
+    with pytest.raises(SettingError, match="needs AWS's NKI library"):
+        rope(*inputs(1), rope_parity.angles(256, 32), implementation="rope_hf")
+
+
+@pytest.mark.skipif(not installed, reason="AWS's NKI library (nkilib) is not installed")
+@pytest.mark.parametrize("case", [c for c in rope_parity.CASES if c.dtype == F32], ids=str)
+def test_rope_hf_equals_ours(case):
+    found = rope_parity.differences(case, implementation="rope_hf")
+    assert found == {"forward": 0, "transformers": 0, "backward": 0}
