@@ -8,6 +8,7 @@ import torch
 import nki_sim
 from nki_sim import arch
 from nki_sim.tracing import Trace
+from qwen3_trainium import kernel_backend
 from qwen3_trainium.kernels.grouped_experts import (
     grouped_experts_backward_kernel,
     grouped_experts_kernel,
@@ -34,7 +35,7 @@ def forward(
     rows, blocks, _ = block_tables(counts, R, cores, keep_weights)
     weights = [_empty(*shape, dtype=dtype) for shape in ((E, F, D), (E, D, F), (E, F, D))]
     with nki_sim.trace(shapes_only=True) as trace:
-        nki_sim.simulate(grouped_experts_kernel[cores])(
+        kernel_backend.simulated(grouped_experts_kernel[cores])(
             _empty(R, D, dtype=dtype),
             rows,
             blocks,
@@ -51,7 +52,7 @@ def backward(counts, D, F, *, cores=1, keep_weights=True, dtype=torch.bfloat16) 
     rows, blocks, empty = block_tables(counts, R, cores, keep_weights)
     weights = [_empty(*shape, dtype=dtype) for shape in ((E, F, D), (E, D, F), (E, F, D))]
     with nki_sim.trace(shapes_only=True) as trace:
-        nki_sim.simulate(grouped_experts_backward_kernel[cores])(
+        kernel_backend.simulated(grouped_experts_backward_kernel[cores])(
             *(_empty(R, width, dtype=dtype) for width in (D, D, F, F)),
             rows,
             blocks,

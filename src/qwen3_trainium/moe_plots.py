@@ -109,8 +109,9 @@ def curves(runs: Mapping[str, pd.Series], differences: Mapping[str, tuple[pd.Ser
     above.set_ylabel("loss (nats a token)")
     above.legend(loc="upper right")
     for i, (name, (difference, bound)) in enumerate(differences.items()):
-        below.plot(difference.index, difference, MARKERS[i], color=CYCLE[i], label=name)
-        below.axhline(bound, color=CYCLE[i], linestyle=DASHES[1 + i], label=f"bound {bound:g}")
+        colour = CYCLE[i + 1]  # that of the run above: the first one is what all are compared with
+        below.plot(difference.index, difference, MARKERS[i + 1], color=colour, label=name)
+        below.axhline(bound, color=colour, linestyle=DASHES[i + 1], label=f"bound {bound:g}")
     below.set_yscale("symlog", linthresh=1e-7, linscale=0.6)
     below.set_ylim(bottom=-4e-8)
     below.set(xlabel="optimizer step", ylabel="difference\n(nats a token)")
