@@ -103,23 +103,26 @@ def record_routing(trainer) -> None:
 
     def step_and_write(*arguments, **keywords):
         counted = {
-            layer: (_local(block.moe.tokens_per_expert_E) / times_counted(block)).long().tolist()
+            layer: (_buffer(block.moe, "tokens_per_expert") / times_counted(block)).long().tolist()
             for layer, block in layers.items()
         }
         result = step(*arguments, **keywords)
         with path.open("a") as file:
             for layer, block in layers.items():
                 line = {"step": trainer.step, "layer": layer, "tokens": counted[layer]}
-                if block.moe.expert_bias_E is not None:
-                    line["bias"] = _local(block.moe.expert_bias_E).tolist()
+                bias_E = _buffer(block.moe, "expert_bias")
+                if bias_E is not None:
+                    line["bias"] = bias_E.tolist()
                 file.write(json.dumps(line) + "\n")
         return result
 
     trainer.optimizers.step = step_and_write
 
 
-def _local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def _buffer(moe, name: str):
+    """This rank's part of a MoE block's buffer; torchtitan's lines name it with or without _E."""
+    value = getattr(moe, f"{name}_E", getattr(moe, name, None))
+    return value.to_local() if hasattr(value, "to_local") else value
 
 
 def moe_layers(model_parts) -> dict[int, object]:
@@ -127,9 +130,14 @@ def moe_layers(model_parts) -> dict[int, object]:
     return {
         int(name): block
         for part in model_parts
-        for name, block in getattr(part, "layers", {}).items()
+        for name, block in _named(getattr(part, "layers", None))
         if getattr(block, "moe_enabled", False)
     }
+
+
+def _named(layers):
+    """(name, block) of a ModuleDict or a ModuleList; the Transformers backend has either."""
+    return layers.named_children() if hasattr(layers, "named_children") else ()
 
 
 def times_counted(block) -> int:
