@@ -282,6 +282,11 @@ def test_unfinished_run_refuses_other_settings(toy_profile, tmp_path):
     other = dataclasses.replace(toy_profile, steps=20)
     with pytest.raises(SettingError, match="began with steps 8, now 20"):
         launch.launch("hf_finetune", "published", other, runs=tmp_path)
+    (folder / "checkpoint" / "step-4").mkdir(parents=True)
+    (folder / "checkpoint" / "step-4" / ".metadata").touch()
+    fewer = dataclasses.replace(toy_profile, ranks=1)
+    with pytest.raises(SettingError, match="began on 2 ranks"):
+        launch.launch("hf_finetune", "published", fewer, runs=tmp_path)
     launch._write_state(folder, asked, "running", os.getpid())
     with pytest.raises(SettingError, match="still running"):
         launch.launch("hf_finetune", "published", toy_profile, runs=tmp_path)

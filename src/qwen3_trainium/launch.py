@@ -125,7 +125,9 @@ def launch(
     }
     step = _step_to_resume(folder, asked, overwrite=overwrite)
     command = _command(recipe, config, profile, folder, arguments, torchrun)
-    _check(recipe, config, profile, folder, arguments)
+    built = _check(recipe, config, profile, folder, arguments)
+    if step:
+        _require_same_ranks(folder, built, profile)
     # From here on nothing is wrong with what was asked: only now is an old run removed.
     if step is None and folder.exists():
         shutil.rmtree(folder)
@@ -233,10 +235,21 @@ def _require_same(before: dict, now: dict, folder: Path) -> None:
             )
 
 
-def _check(
-    recipe: str, config: str, profile: Profile, folder: Path, arguments: Sequence[str]
-) -> None:
-    """Everything that can be known to be wrong before 64 processes are started."""
+def _require_same_ranks(folder: Path, built, profile: Profile) -> None:
+    """Refuse to continue on other ranks where the saved position in the text belongs to a rank."""
+    before = json.loads((folder / "run.json").read_text())["asked"]["profile"]["ranks"]
+    if before != profile.ranks and not hasattr(built.dataloader, "streams"):
+        raise SettingError(
+            f"{folder.name} began on {before} ranks and its recipe deals the text out to ranks: "
+            f"resume it on {before}, or use a recipe that reads streams, such as native"
+        )
+
+
+def _check(recipe: str, config: str, profile: Profile, folder: Path, arguments: Sequence[str]):
+    """Everything that can be known to be wrong before 64 processes are started.
+
+    Returns the torchtitan config that the ranks will build.
+    """
     for warning in guards.check_ranks(profile.ranks, profile.device):
         print(f"warning: {warning}", file=sys.stderr)
     built = build_config(recipe, config, profile)
@@ -264,6 +277,7 @@ def _check(
         local_batch_size=profile.local_batch_size,
     ):
         print(f"warning: {warning}", file=sys.stderr)
+    return built
 
 
 def _with_options(recipe: str, config: str, profile: Profile, options: list[str]):
