@@ -3,9 +3,11 @@
 Kernels run under the simulator; the kernel's own tests are in `nki_sim/test_rope_kernel.py`.
 """
 
+import gc
 import importlib.util
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -57,6 +59,9 @@ MORE = (
     Case(1, 2, 1, 2048, 64, 2),
     Case(2, 7, 5, 256, 128, 2, "each"),
     Case(1, 8, 8, 1536, 64, 1),
+    Case(1, 32, 8, 1024, 128, 2),  # 4 positions a partition: 8 heads a tile, then the next 8
+    Case(1, 12, 3, 512, 128, 1, "shared"),  # 8 heads, then 4
+    Case(2, 12, 3, 512, 128, 1, heads_first=True),
     Case(3, 2, 2, 256, 64, 2, "shared", heads_first=True),
     Case(1, 32, 8, 128, 64, 1, dtype=torch.bfloat16, rows="shared"),
     Case(2, 1, 1, 640, 128, 1, dtype=torch.bfloat16),
@@ -227,6 +232,18 @@ def test_only_cache_and_positions_are_kept_and_the_cache_has_no_gradient():
     assert cache.grad is None
 
 
+def test_queries_and_keys_can_be_freed_before_backward():
+    """Whatever way they might be kept: a list on the context would show in no saved tensor."""
+    q, k = inputs()
+    q, k = q * 2, k * 2
+    references = [weakref.ref(x) for x in (q, k)]
+    out = rope(q, k, rope_parity.angles(256, 32), rope_parity.documents(2, 256, 1))
+    del q, k
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    assert out[0].grad_fn is not None
+
+
 def test_a_result_that_is_not_used_has_a_gradient_of_zeros():
     q, k = inputs()
     cache = rope_parity.angles(256, 32)
@@ -253,6 +270,24 @@ def test_strides_do_not_matter(view):
     ours = torch.autograd.grad(rope(q, k, cache), (q, k), grads)
     theirs = torch.autograd.grad(rope(*plain, cache), plain, [g.contiguous() for g in grads])
     assert all(map(torch.equal, ours, theirs))
+
+
+def test_the_kernel_gets_contiguous_tensors(monkeypatch):
+    """A device reads memory row by row; the simulator would follow any strides."""
+    run, given = kernel_backend.run, []
+
+    def spy(kernel, *arguments, **named):
+        given.extend(x for x in arguments if isinstance(x, torch.Tensor))
+        return run(kernel, *arguments, **named)
+
+    monkeypatch.setattr(kernel_backend, "run", spy)
+    q, k = (torch.stack([x, x], -1)[..., 0] for x in inputs())
+    cache = rope_parity.angles(512, 32)[::2]
+    positions = rope_parity.documents(1, 256, 1).expand(2, -1)
+    sum(x.square().sum() for x in rope(q, k, cache, positions)).backward()
+    assert len(given) == 8
+    assert all(x.is_contiguous() for x in given)
+    assert [x.dtype for x in given[3::4]] == [torch.int32, torch.int32]
 
 
 def test_the_kernel_is_chosen_by_how_tensors_lie_in_memory():
