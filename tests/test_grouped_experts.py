@@ -10,8 +10,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
-from nki_sim import arch, lint, trace
-from qwen3_trainium import experts_bounds, kernel_backend
+from nki_sim import KernelError, arch, lint, trace
+from qwen3_trainium import experts_bounds, experts_traces, kernel_backend
 from qwen3_trainium.kernels import grouped_experts as kernels
 from qwen3_trainium.ops import grouped_experts
 from qwen3_trainium.ops.grouped_experts import (
@@ -377,29 +377,13 @@ def test_transpose_by_dma_needs_two_bytes():
 
 
 # ------------------------------------------------------------------ at the real widths
-def routed(R, E):
-    """Rows of each expert as an unbalanced router might send them; every expert gets some."""
-    g = torch.Generator().manual_seed(1)
-    shares = torch.softmax(0.7 * torch.randn(E, generator=g), 0)
-    return torch.bincount(torch.multinomial(shares, R, True, generator=g), minlength=E)
-
-
 @pytest.fixture(scope="module", params=[1, 2], ids=["LNC 1", "LNC 2"])
 def real_widths(request):
     """(counts, forward's trace, backward's) at the published widths in bfloat16; shapes only."""
     R, D, F, E = REAL.values()
-    counts = routed(R, E)
-    rows, blocks, empty = block_tables(counts, R, request.param, True)
-    x, dy, gate, up = (torch.empty(R, n, dtype=torch.bfloat16, device="meta") for n in (D, D, F, F))
-    shapes = ((E, F, D), (E, D, F), (E, F, D))
-    weights = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
-    with trace(shapes_only=True) as forward:
-        kernels.grouped_experts_kernel[request.param](x, rows, blocks, *weights)
-    with trace(shapes_only=True) as backward:
-        kernels.grouped_experts_backward_kernel[request.param](
-            dy, x, gate, up, rows, blocks, empty, *weights
-        )
-    return counts, forward, backward
+    counts = experts_traces.routed(R, E)
+    forward = experts_traces.forward(counts, D, F, cores=request.param)
+    return counts, forward, experts_traces.backward(counts, D, F, cores=request.param)
 
 
 def test_fits_on_chip(real_widths):
@@ -408,17 +392,47 @@ def test_fits_on_chip(real_widths):
         assert recorded.peak_psum <= arch.PSUM_BANKS * arch.PSUM_BANK_BYTES
 
 
-def test_traffic_is_near_the_minimum(real_widths):
-    """Forward: each row in and out, each used expert's weights once, gate and up out for backward.
+FITTING = [(2048, 768, F32), (2048, 768, B16), (1024, 2048, B16), (4096, 384, B16), (48, 32, F32)]
 
-    Backward: x, dy, gate, up in, dx out, each used expert's weights in, each expert's gradient out.
-    """
+
+@pytest.mark.parametrize(("D", "F", "dtype"), FITTING)
+def test_what_is_accepted_fits(D, F, dtype):
+    """The bytes that decide are no less than what the simulator finds live, and not far above."""
+    itemsize = torch.empty(0, dtype=dtype).element_size()
+    counts = experts_traces.routed(256, 4)
+    forward = experts_traces.forward(
+        counts, D, F, keep_weights=kernels.resident(D, F, itemsize), dtype=dtype
+    )
+    backward = experts_traces.backward(
+        counts, D, F, keep_weights=kernels.resident(D, F, itemsize // 2), dtype=dtype
+    )
+    peak = max(forward.peak_sbuf, backward.peak_sbuf)
+    assert peak <= kernels.sbuf_bytes(D, F, itemsize) <= arch.SBUF_BYTES
+    assert kernels.SBUF_BYTES == arch.SBUF_BYTES
+
+
+@pytest.mark.parametrize(("D", "F", "dtype"), [(4096, 1536, B16), (1024, 2048, F32)])
+def test_an_expert_that_does_not_fit_is_refused(D, F, dtype):
+    name = str(dtype).removeprefix("torch.")
+    shapes = ((8, D), (1,), (1, F, D), (1, D, F), (1, F, D))
+    with pytest.raises(ValueError, match=f"dim {D} and width {F} in {name} takes"):
+        kernels.check_experts(*shapes, [name] * 4)
+    with pytest.raises(KernelError, match="SBUF"):
+        experts_traces.forward(experts_traces.routed(256, 4), D, F, keep_weights=False, dtype=dtype)
+
+
+def test_traffic_is_near_the_minimum(real_widths):
     counts, forward, backward = real_widths
     R, D, F, E = REAL.values()
     expert, used = 3 * D * F * 2, int((counts > 0).sum())
-    rows_in_and_out = 2 * R * D * 2
-    assert forward.hbm_bytes() <= 1.3 * (rows_in_and_out + used * expert)
+    assert used == E
+    # Each row in and out, each used expert's weights in; what forward keeps is above the minimum.
+    least = 2 * R * D * 2 + used * expert
+    assert least == experts_traces.minimum(counts, D, F)["forward"]
+    assert forward.hbm_bytes() <= 1.3 * least
+    # x, dy, gate, up and used weights in; dx and all experts' gradients out.
     least = 3 * R * D * 2 + 2 * R * F * 2 + (used + E) * expert
+    assert least == experts_traces.minimum(counts, D, F)["backward"]
     assert backward.hbm_bytes() <= 1.3 * least
 
 

@@ -31,8 +31,8 @@ TILE = 128  # contraction a matmul takes, and columns of its stationary operand
 COLUMNS = 512  # columns of its moving operand: one PSUM bank of float32
 BANK_BYTES = 2048  # of a partition
 ALIGN = 16  # elements: D and F are multiples, so that DMA moves at least 32 contiguous bytes
-# Bytes a partition that weights (forward) or accumulators (backward) may take of the 212,984 in
-# SBUF; the rest holds the rows of two blocks.
+SBUF_BYTES = 212984  # of a partition, that a kernel may use on trn2
+# Of these, what weights (forward) or sums of gradients (backward) may take; rows need the rest.
 RESIDENT_BYTES = 160 * 1024
 FETCH, KEEP, STORE = 0, 1, 2
 
@@ -52,6 +52,27 @@ def resident(D, F, itemsize):
     as_stored = (2 * tiles(F) * D + tiles(D) * F) * itemsize
     transposed = (2 * tiles(D) * F + tiles(F) * D) * itemsize
     return as_stored + transposed <= RESIDENT_BYTES
+
+
+def sbuf_bytes(D, F, itemsize):
+    """Bytes a partition that the kernels need at most, of the 212,984 that a kernel may use.
+
+    What is live at once in each of the three loops over blocks, each tile counted whole; tables
+    with room for 400 blocks.
+    """
+    tables, temporaries = 5 * 4 * 400, 2 * COLUMNS * 4
+    as_stored = (2 * tiles(F) * D + tiles(D) * F) * itemsize
+    transposed = (2 * tiles(D) * F + tiles(F) * D) * itemsize
+    strips = as_stored if resident(D, F, itemsize) else max(D, F) * itemsize
+    rows = (3 * D + 3 * F + (tiles(D) + tiles(F)) * TILE) * itemsize
+    forward = transposed + strips + rows
+    row_pairs = (2 * D + 4 * F) * itemsize
+    first = 3 * F + max(tiles(D) * TILE, 2 * tiles(F) * TILE + D)
+    backward = as_stored + row_pairs + first * itemsize
+    width = min(D, gradient_columns(D, F))
+    sums = (2 * tiles(F) * width + tiles(width) * F) * 4
+    gradients = sums + (5 * width + 4 * F) * itemsize
+    return max(forward, backward, gradients) + tables + temporaries
 
 
 def check_experts(x_shape, count_shape, w1_shape, w2_shape, w3_shape, dtypes):
@@ -88,6 +109,12 @@ def check_experts(x_shape, count_shape, w1_shape, w2_shape, w3_shape, dtypes):
         )
     if dtypes[0] not in ("float32", "bfloat16"):
         raise ValueError(f"dtype {dtypes[0]} is not supported: use float32 or bfloat16")
+    need = sbuf_bytes(D, F, 4 if dtypes[0] == "float32" else 2)
+    if need > SBUF_BYTES:
+        raise ValueError(
+            f"one expert of dim {D} and width {F} in {dtypes[0]} takes {need:,} bytes of an SBUF "
+            f"partition, which has {SBUF_BYTES:,}: use bfloat16 or a narrower expert"
+        )
 
 
 # ------------------------------------------------------------------ kernels
