@@ -17,7 +17,7 @@ NAMES = ("project", "weight_gradient")
 
 @pytest.fixture(scope="module")
 def cells():
-    return nbformat.read(ROOT / "notebooks" / "04_moe_nki.ipynb", 4).cells
+    return nbformat.read(ROOT / "notebooks" / "04_nki_moe.ipynb", 4).cells
 
 
 def kernel_of(source, name, folder):

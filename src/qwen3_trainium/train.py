@@ -7,6 +7,8 @@ Everything but `--save-initial` is torchtitan's own command line.
 
 import functools
 import sys
+import time
+import types
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -20,9 +22,11 @@ INITIAL = "initial"  # folder of them, in the run folder
 
 @record  # the failing rank's own error reaches the launcher
 def main() -> None:
-    cpu.prepare()
+    on_cpu = cpu.prepare()
     from torchtitan import train
 
+    if on_cpu:
+        _wait_less(sys.modules[train.Trainer.__module__])
     save_initial = SAVE_INITIAL in sys.argv
     if save_initial:
         sys.argv.remove(SAVE_INITIAL)
@@ -53,6 +57,16 @@ def _checked(train, *, save_initial: bool):
             require_sound(model, "after the last step")
 
     return checked_train
+
+
+def _wait_less(trainer_module) -> None:
+    """Let rank 0 wait a fifth of a second for the others at the end, in place of two seconds.
+
+    Upstream gives ranks on other machines time to finish; on one machine they end together.
+    """
+    trainer_module.time = types.SimpleNamespace(
+        perf_counter=time.perf_counter, sleep=lambda seconds: time.sleep(min(seconds, 0.2))
+    )
 
 
 def _flush_metrics() -> None:
