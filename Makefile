@@ -36,7 +36,7 @@ run: $(INSTALLED)
 test: lint
 	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=1800 --timeout=1800 \
 		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses=2 --dist=loadfile
 
 lab: $(INSTALLED)
 	$(PY) -m jupyterlab notebooks
