@@ -1,5 +1,6 @@
 """What every recipe sets the same way: sizes, text, optimizer, checkpoints, metrics."""
 
+import dataclasses
 from pathlib import Path
 
 from qwen3_trainium import assets, compat, weights
@@ -83,3 +84,42 @@ def saved_dtype(folder: Path) -> str:
         )
     config = weights.read_json(folder / "config.json")
     return config.get("dtype") or config.get("torch_dtype") or "float32"
+
+
+def resized(model_spec, flavor: str, described: dict, builder: str, **sizes):
+    """A native model spec with the sizes of a config.json; every part of the shipped one is kept.
+
+    described   the config.json's contents
+    builder     torchtitan's function for the layers, and in `sizes` what it alone takes
+    """
+    facts = weights.facts(described)
+    shipped = model_spec.model
+    rope = dataclasses.replace(
+        shipped.layers[0].attention.rope,
+        dim=facts.head_dim,
+        theta=facts.theta,
+        max_seq_len=described["max_position_embeddings"],
+    )
+    model = dataclasses.replace(
+        shipped,
+        dim=facts.dim,
+        vocab_size=facts.vocab,
+        norm=dataclasses.replace(shipped.norm, normalized_shape=facts.dim),
+        tok_embeddings=dataclasses.replace(
+            shipped.tok_embeddings, num_embeddings=facts.vocab, embedding_dim=facts.dim
+        ),
+        lm_head=dataclasses.replace(
+            shipped.lm_head, in_features=facts.dim, out_features=facts.vocab
+        ),
+        layers=compat.symbol("torchtitan.models.qwen3", builder)(
+            n_layers=facts.layers,
+            dim=facts.dim,
+            n_heads=facts.heads,
+            n_kv_heads=facts.kv_heads,
+            head_dim=facts.head_dim,
+            attn_backend="flex",
+            rope=rope,
+            **sizes,
+        ),
+    )
+    return dataclasses.replace(model_spec, flavor=flavor, model=model)

@@ -6,11 +6,10 @@ Starts from torchtitan's `qwen3_32b`, the builder that the guide starts from, an
 model spec: no 32B model is trained. One builder serves a laptop and the instance.
 """
 
-import dataclasses
 from pathlib import Path
 
 from configs import _common
-from qwen3_trainium import assets, compat, profiles, spec, tiny, weights
+from qwen3_trainium import assets, compat, profiles, spec, tiny
 from qwen3_trainium.profiles import Profile
 
 SDPA = "qwen3_trainium.overrides.sdpa"
@@ -58,36 +57,13 @@ def spec_4b_instruct_2507():
 
 def tiny_spec():
     """torchtitan's 4B with the widths of the tiny checkpoint; every part of it is there."""
-    facts = weights.facts(tiny.CONFIG)
-    model_spec = compat.native_spec("4B")
-    big = model_spec.model
-    rope = dataclasses.replace(
-        big.layers[0].attention.rope,
-        dim=facts.head_dim,
-        theta=facts.theta,
-        max_seq_len=tiny.CONFIG["max_position_embeddings"],
+    return _common.resized(
+        compat.native_spec("4B"),
+        "tiny",
+        tiny.CONFIG,
+        "_build_qwen3_layers",
+        hidden_dim=tiny.CONFIG["intermediate_size"],
     )
-    model = dataclasses.replace(
-        big,
-        dim=facts.dim,
-        vocab_size=facts.vocab,
-        norm=dataclasses.replace(big.norm, normalized_shape=facts.dim),
-        tok_embeddings=dataclasses.replace(
-            big.tok_embeddings, num_embeddings=facts.vocab, embedding_dim=facts.dim
-        ),
-        lm_head=dataclasses.replace(big.lm_head, in_features=facts.dim, out_features=facts.vocab),
-        layers=compat.symbol("torchtitan.models.qwen3", "_build_qwen3_layers")(
-            n_layers=facts.layers,
-            dim=facts.dim,
-            n_heads=facts.heads,
-            n_kv_heads=facts.kv_heads,
-            head_dim=facts.head_dim,
-            hidden_dim=facts.ffn,
-            attn_backend="flex",
-            rope=rope,
-        ),
-    )
-    return dataclasses.replace(model_spec, flavor="tiny", model=model)
 
 
 def set_mesh(config, profile: Profile, *, tensor_parallel: int) -> None:

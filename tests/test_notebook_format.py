@@ -30,7 +30,7 @@ def test_a_clean_notebook_has_no_fault(tmp_path):
     ("output", "fault"),
     [
         (printed("saved to /home/me/runs/x"), "an absolute path"),
-        (printed("/work/x/runs"), "an absolute path"),
+        (printed("/Users/x/runs"), "an absolute path"),
         (printed("started at 12:30:59"), "a time of day"),
         (printed(" 40%|####      | 4/10"), "a progress bar"),
         (printed("step 1\rstep 2"), "a progress bar"),

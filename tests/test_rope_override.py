@@ -267,7 +267,7 @@ def test_an_exercise_as_it_stands_is_not_attempted_and_wrong(number, lesson, tmp
     kernel = kernel_of(stub, tmp_path)
     assert kernel_exercises.judge(number, kernel)[0] == kernel_exercises.NOT_ATTEMPTED
     assert kernel_exercises.judge(number, None)[0] == kernel_exercises.NOT_ATTEMPTED
-    monkeypatch.setattr(kernel_exercises, "_same", lambda kernel, other: False)
+    monkeypatch.setattr(kernel_exercises, "same", lambda kernel, other: False)
     state, text = kernel_exercises.judge(number, kernel)
     assert state == kernel_exercises.NOT_YET
     assert WRONG[number] in text

@@ -93,7 +93,7 @@ def check(number: int, kernel) -> None:
 def judge(number: int, kernel) -> tuple[str, str]:
     """How an answer stands, and what is wrong with it."""
     exercise = EXERCISES[number]
-    if kernel is None or kernel is ... or _same(kernel, exercise.kernel):
+    if kernel is None or kernel is ... or same(kernel, exercise.kernel):
         return NOT_ATTEMPTED, "the kernel is as it was; mend it and run its cell again."
     for shape, cores in exercise.trials:
         generator = torch.Generator().manual_seed(len(shape) + shape[0])
@@ -105,13 +105,13 @@ def judge(number: int, kernel) -> tuple[str, str]:
             with kernel_backend.as_if_lnc(cores):
                 got = kernel_backend.simulated(kernel[cores])(*arguments)
         except Exception as error:  # an answer may fail in any way
-            return NOT_YET, f"{given} it stops: {_first_lines(error)}\n{exercise.look}"
-        if wrong := _difference(got, exercise.expected(*arguments)):
+            return NOT_YET, f"{given} it stops: {first_lines(error)}\n{exercise.look}"
+        if wrong := difference(got, exercise.expected(*arguments)):
             return NOT_YET, f"{given} {wrong}\n{exercise.look}"
     return RIGHT, ""
 
 
-def _same(kernel, other) -> bool:
+def same(kernel, other) -> bool:
     """Whether two kernels are the same program, comments and docstrings aside."""
     try:
         return _program(kernel) == _program(other)
@@ -127,11 +127,11 @@ def _program(kernel) -> str:
     return ast.dump(function)
 
 
-def _first_lines(error: Exception) -> str:
+def first_lines(error: Exception) -> str:
     return "\n".join(str(error).splitlines()[:2]) or type(error).__name__
 
 
-def _difference(got, expected: torch.Tensor) -> str:
+def difference(got, expected: torch.Tensor) -> str:
     """Where two results differ, in words, or nothing."""
     if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
         return f"it returns {getattr(got, 'shape', got)}, not {list(expected.shape)}"

@@ -12,9 +12,9 @@ from qwen3_trainium.kernel_exercises import (
     NOT_ATTEMPTED,
     NOT_YET,
     RIGHT,
-    _difference,
-    _first_lines,
-    _same,
+    difference,
+    first_lines,
+    same,
 )
 from qwen3_trainium.kernels import broken_experts
 
@@ -64,13 +64,13 @@ def check(name: str, kernel) -> None:
 def judge(name: str, kernel) -> tuple[str, str]:
     """How an answer stands, and what is wrong with it."""
     faulty, trials, look = EXERCISES[name]
-    if kernel is None or kernel is ... or _same(kernel, faulty):
+    if kernel is None or kernel is ... or same(kernel, faulty):
         return NOT_ATTEMPTED, "the kernel is as it was; mend it and run its cell again."
     for given, arguments, expected in trials():
         try:
             got = kernel_backend.simulated(kernel)(*arguments)
         except Exception as error:  # an answer may fail in any way
-            return NOT_YET, f"with {given} it stops: {_first_lines(error)}\n{look}"
-        if wrong := _difference(got, expected):
+            return NOT_YET, f"with {given} it stops: {first_lines(error)}\n{look}"
+        if wrong := difference(got, expected):
             return NOT_YET, f"with {given} {wrong}\n{look}"
     return RIGHT, ""
