@@ -7,24 +7,13 @@ from what it expected to write. A model folder also needs config, tokenizer and 
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
-from qwen3_trainium import files, guards, weights
+from qwen3_trainium import files, guards, verify, weights
 from qwen3_trainium.errors import SettingError
-from qwen3_trainium.verify import SAFETENSORS_NAMES
 
 # Copied unchanged when the source has them; config.json is written anew with the stored dtype.
-COMPANIONS: Sequence[str] = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "LICENSE",
-)
+COMPANIONS = (*verify.COMPANIONS, "LICENSE")
 
 
 def complete(saved: Path, source: Path, target: Path) -> Path:
@@ -70,7 +59,7 @@ def _index(headers: dict[str, dict[str, weights.Tensor]]) -> str:
 
 def _config(config: dict, headers: dict[str, dict[str, weights.Tensor]]) -> str:
     """The source's config with the dtype that is stored, so that a reload does not convert."""
-    names = {stored: name for name, stored in SAFETENSORS_NAMES.items()}
+    names = {stored: name for name, stored in verify.SAFETENSORS_NAMES.items()}
     stored = {tensor.dtype for tensors in headers.values() for tensor in tensors.values()}
     if len(stored) == 1:
         key = "torch_dtype" if "torch_dtype" in config else "dtype"

@@ -37,8 +37,10 @@ from qwen3_trainium.weights import (
 FLOAT32_TOLERANCE = 1e-4
 IGNORED_LABEL = -100
 # Files that make weights a model folder; each must be in an export when its source has it.
-COMPANIONS = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
-OPTIONAL_COMPANIONS = ("chat_template.jinja", "vocab.json", "merges.txt", "special_tokens_map.json")
+COMPANIONS = (
+    *("generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("chat_template.jinja", "vocab.json", "merges.txt", "special_tokens_map.json"),
+)
 RELOAD = "The export reloads in plain Transformers"
 SAFETENSORS_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -146,7 +148,6 @@ def check_companions(export: Path, source: Path) -> Finding:
     """
     id, title = "hf.export.files", "Config, generation config and tokenizer lie beside the weights"
     expected = [name for name in COMPANIONS if (source / name).is_file()]
-    expected += [name for name in OPTIONAL_COMPANIONS if (source / name).is_file()]
     missing = [name for name in ["config.json", *expected] if not (export / name).is_file()]
     if missing:
         return Finding(id, title, "all of them", f"without {', '.join(missing)}", False)
