@@ -86,11 +86,11 @@ def saved_dtype(folder: Path) -> str:
     return config.get("dtype") or config.get("torch_dtype") or "float32"
 
 
-def resized(model_spec, flavor: str, described: dict, builder: str, **sizes):
+def resized(model_spec, flavor: str, described: dict, build_layers, **sizes):
     """A native model spec with the sizes of a config.json; every part of the shipped one is kept.
 
-    described   the config.json's contents
-    builder     torchtitan's function for the layers, and in `sizes` what it alone takes
+    described     the config.json's contents
+    build_layers  torchtitan's function for the layers, and in `sizes` what it alone takes
     """
     facts = weights.facts(described)
     shipped = model_spec.model
@@ -111,7 +111,7 @@ def resized(model_spec, flavor: str, described: dict, builder: str, **sizes):
         lm_head=dataclasses.replace(
             shipped.lm_head, in_features=facts.dim, out_features=facts.vocab
         ),
-        layers=compat.symbol("torchtitan.models.qwen3", builder)(
+        layers=build_layers(
             n_layers=facts.layers,
             dim=facts.dim,
             n_heads=facts.heads,

@@ -61,7 +61,7 @@ def model_spec(described: dict):
         compat.native_spec("30B-A3B"),
         "30B-A3B-reduced",
         described,
-        "_build_qwen3_moe_layers",
+        compat.symbol("torchtitan.models.qwen3", "_build_qwen3_moe_layers"),
         moe_hidden_dim=facts.expert_ffn,
         num_experts=facts.experts,
         top_k=facts.top_k,

@@ -61,7 +61,7 @@ def tiny_spec():
         compat.native_spec("4B"),
         "tiny",
         tiny.CONFIG,
-        "_build_qwen3_layers",
+        compat.symbol("torchtitan.models.qwen3", "_build_qwen3_layers"),
         hidden_dim=tiny.CONFIG["intermediate_size"],
     )
 

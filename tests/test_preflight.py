@@ -382,6 +382,13 @@ def test_used_symbols_are_read_from_our_source():
     assert (backend, "HFTransformerModel") in symbols  # from … import …
     assert (backend, "model_registry") in symbols  # compat.symbol(HF_BACKEND, …)
     assert (f"{backend}.config_registry", "transformers_modeling_backend_full") in symbols
+    # A name that a variable carries reads as empty: the preflight could not look for it.
+    assert all(module and name for module, name in symbols)
+
+
+def test_every_symbol_of_the_installed_torchtitan_is_found():
+    line = preflight.check_symbols("cpu")
+    assert line.status == "OK", line.found
 
 
 def test_missing_symbols_come_in_one_line(monkeypatch):
