@@ -60,9 +60,10 @@ MORE = (
     Case(1, 2, 1, 2048, 64, 2),
     Case(2, 7, 5, 256, 128, 2, "each"),
     Case(1, 8, 8, 1536, 64, 1),
-    Case(1, 32, 8, 1024, 128, 2),  # 4 positions a partition: 8 heads a tile, then the next 8
-    Case(1, 12, 3, 512, 128, 1, "shared"),  # 8 heads, then 4
-    Case(2, 12, 3, 512, 128, 1, heads_first=True),
+    Case(1, 32, 8, 1024, 128, 2),  # 2 positions a partition
+    Case(1, 20, 3, 896, 128, 1, "shared"),  # 3, 3 and 1 positions a partition
+    Case(1, 80, 3, 128, 128, 1),  # 64 heads a tile, then 16
+    Case(2, 12, 3, 1024, 128, 1, heads_first=True),  # 8 heads, then 4
     Case(3, 2, 2, 256, 64, 2, "shared", heads_first=True),
     Case(1, 32, 8, 128, 64, 1, dtype=torch.bfloat16, rows="shared"),
     Case(2, 1, 1, 640, 128, 1, dtype=torch.bfloat16),
@@ -156,10 +157,22 @@ def test_instructions_are_no_more_than_rope_hf_needs(shape, heads_first):
 
 @pytest.mark.parametrize("gather", [False, True])
 def test_pieces_in_torchtitans_layout(gather):
-    """2 KiB and more at Qwen3-4B's sizes; a gathered row of the cache is 1 KiB by its nature."""
+    """At Qwen3-4B's sizes a partition gets two positions with all their heads, side by side.
+
+    That is 2 · 32 · 128 elements of q, 2 · 8 · 128 of k and two rows of the cache. A gathered row
+    is a piece of its own, 2 · 128 float32.
+    """
     t = traced(kernels.rope_kernel_bshd, 1, 32, 8, 2048, 128, 2, torch.bfloat16, False, gather)
-    assert min(min(t.pieces(name)) for name in ("q_BSHD", "k_BSHD", "q_out", "k_out")) == 2048
-    assert min(t.pieces("cache")) == (1024 if gather else 4096)
+    assert [list(t.pieces(name)) for name in ("q_BSHD", "q_out")] == [[16_384], [16_384]]
+    assert [list(t.pieces(name)) for name in ("k_BSHD", "k_out")] == [[4096], [4096]]
+    assert list(t.pieces("cache")) == [1024 if gather else 2048]
+
+
+def test_more_heads_than_a_tile_takes_are_cut():
+    """128 heads of 128 are 16,384 elements: two tiles of 64 heads for each row of positions."""
+    t = traced(kernels.rope_kernel_bshd, 1, 128, 8, 128, 128, 1, torch.bfloat16, False)
+    assert list(t.pieces("q_BSHD")) == [64 * 128 * 2]
+    assert t.count() == 2 + 3 * 6  # the cache; two tiles of q and one of k
 
 
 # ------------------------------------------------------------------ the operator

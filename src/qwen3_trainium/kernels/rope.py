@@ -24,12 +24,10 @@ import nki.language as nl
 PARTITIONS = 128  # partitions of SBUF
 # Most positions a partition holds: few, long instructions, since each costs ≈60 cycles to start.
 POSITIONS = 8
-# Most elements of x a partition holds. With temporaries that is 64 KiB of its 208, so that a
-# compiler can load the next tile and store the last one while this one is computed.
-ELEMENTS = 4096
-# Fewest elements side by side in HBM that a partition is given at a time, where a position has as
-# many: 2 KiB in bfloat16, from where on DMA comes near its full bandwidth.
-PIECE = 1024
+# Most elements of x a partition holds. With its float32 temporaries a tile then takes 80 KiB of
+# the 208 in bfloat16, 96 in float32, so that a compiler can load the next tile and store the last
+# one while this one is computed.
+ELEMENTS = 8192
 
 
 def check_rope(q_shape, k_shape, cache_shape, lnc, layout="BHSD", positions_shape=None):
@@ -81,9 +79,10 @@ def rope_kernel(q_BHSD, k_BHSD, cache, backward=False, positions_BS=None):
     positions_BS     HBM int32 or None. Given, position s of sequence b takes row positions_BS[b, s]
                      of a cache [M, 2D]; a row that does not exist stops the run
     Returns (q_out, k_out) in shared HBM, shapes and dtypes as q and k. Products and sums are
-    float32, rounded once on the way out. Each input byte is read from HBM once, each output byte
-    written once; a cache tile serves all heads. With LNC 2 each core takes half of the sequence.
-    S is a multiple of 128 × LNC; `check_rope` says so before a launch.
+    float32, rounded once on the way out. Each byte of q and k is read from HBM once, each byte of
+    the outputs written once; a cache tile serves all heads. A cache row is read once, or with
+    positions once for each position that names it. With LNC 2 each core takes half of the
+    sequence. S is a multiple of 128 × LNC; `check_rope` says so before a launch.
     """
     return rotate_all(q_BHSD, k_BHSD, cache, backward, positions_BS, True)
 
@@ -92,7 +91,8 @@ def rope_kernel(q_BHSD, k_BHSD, cache, backward=False, positions_BS=None):
 def rope_kernel_bshd(q_BSHD, k_BSHD, cache, backward=False, positions_BS=None):
     """`rope_kernel` for [B, S, H, D]: no transpose before and after, longer pieces of memory.
 
-    The heads of one position lie side by side, H·D elements, and are loaded as one piece.
+    The heads of a position lie side by side, H·D elements, and so do the positions of a partition:
+    where all heads fit into a tile, a partition gets N·H·D elements as one piece.
     """
     return rotate_all(q_BSHD, k_BSHD, cache, backward, positions_BS, False)
 
@@ -108,9 +108,8 @@ def rotate_all(q, k, cache, backward, positions, heads_first):
     share = S // cores
     first = nl.program_id(axis=0) * share
     one_position = D if heads_first else max(q.shape[2], k.shape[2]) * D  # side by side in HBM
-    # Where not all heads of eight positions fit in a tile, it takes fewer heads of four positions:
-    # fewer instructions than all heads of one position, and longer pieces of the cache.
-    N_most = POSITIONS if POSITIONS * one_position <= ELEMENTS else ELEMENTS // PIECE
+    # Fewer positions rather than fewer heads, so that a partition's share stays one piece of HBM.
+    N_most = min(POSITIONS, max(1, ELEMENTS // one_position))
     for start in range(first, first + share, PARTITIONS * N_most):
         N = min(N_most, (first + share - start) // PARTITIONS)
         for b in range(B):
