@@ -5,7 +5,7 @@ import pytest
 import tiny_notebooks
 from nbformat.v4 import new_code_cell, new_output
 
-from qwen3_trainium import notebook_format, profiles, runner
+from qwen3_trainium import notebook_format, runner
 from qwen3_trainium.errors import SettingError
 
 
@@ -113,7 +113,7 @@ def test_fix_settles_what_has_one_right_form(tmp_path, capsys):
 def test_outputs_of_a_run_are_saved_back_clean(tmp_path):
     """`make outputs`: run, save, and the result has no fault but a path that the lesson prints."""
     path = tiny_notebooks.write(tmp_path, {"passes": tiny_notebooks.LESSONS["passes"]})["passes"]
-    runner.run([path], profiles.load("cpu"), tmp_path / "out")
+    runner.run([path], "cpu", tmp_path / "out")
     notebook_format.save_outputs(tmp_path / "out" / path.name, path)
     saved = nbformat.read(path, as_version=4)
     code = [cell for cell in saved.cells if cell.cell_type == "code"]

@@ -282,7 +282,7 @@ def test_report_on_the_guides_machine(quick, tool, monkeypatch, tmp_path):
     monkeypatch.setattr(preflight, "installed_versions", lambda: GUIDE)
     monkeypatch.setattr(preflight, "installed_sdk", lambda: SDK)
     monkeypatch.setattr(preflight.guards, "host_memory", lambda: 2000 * GIB)
-    monkeypatch.setattr(preflight, "model_folder", lambda profile: None)
+    monkeypatch.setattr(preflight.assets, "model_folder", lambda profile: tmp_path / "nowhere")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     lines = by_name(preflight.report("trn2"))
     assert lines["NeuronCores"].found.endswith("LNC 2, logical cores 64")
@@ -328,14 +328,14 @@ def test_damaged_model_folder_fails_the_model_line(quick, tmp_path):
     assert "truncated or corrupt" in line.found
 
 
-def test_token_is_shown_as_yes_or_no(monkeypatch):
+def test_token_is_shown_as_yes_or_no(monkeypatch, tmp_path):
     import huggingface_hub
 
     secret = "hf_" + "x" * 30
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_TOKEN", secret)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **kwargs: None)
-    monkeypatch.setattr(preflight, "model_folder", lambda profile: None)
+    monkeypatch.setattr(preflight.assets, "model_folder", lambda profile: tmp_path / "nowhere")
     line = preflight.check_model(profiles.load("trn2"))
     assert line.status == "OK"
     assert "token: yes" in line.found
@@ -365,7 +365,7 @@ print([line.status for line in lines if line.name == "torchtitan symbols"])
 
 @pytest.mark.parametrize("profile", ["cpu", "trn2"])
 def test_report_imports_no_torch_and_initialises_no_device(profile, tmp_path):
-    """A notebook that starts torchrun must not own cores itself (report 12)."""
+    """A notebook that starts torchrun must not own cores itself: its ranks would find none."""
     (tmp_path / "torch_neuronx.py").write_text("raise SystemExit('a device was initialised')")
     command = [sys.executable, "-c", STUBBED, str(tmp_path), profile, "torch", "torchtitan"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}

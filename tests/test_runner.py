@@ -13,11 +13,11 @@ import nbformat
 import psutil
 import pytest
 import tiny_notebooks
+import yaml
 
 from qwen3_trainium import __main__, checks, profiles, runner
 from qwen3_trainium.errors import SettingError
 
-CPU = profiles.load("cpu")
 TOKEN = "hf_" + "abcdefgh" * 4
 
 ENDS = {
@@ -54,7 +54,7 @@ def ran(tmp_path_factory):
         patch.setenv("HF_TOKEN", TOKEN)
         paths = tiny_notebooks.write(folder, tiny_notebooks.LESSONS)
         out = folder / "out"
-        lessons = runner.run(list(paths.values()), CPU, out, cell_timeout=4)
+        lessons = runner.run(list(paths.values()), "cpu", out, cell_timeout=4)
     return {lesson.name[3:]: lesson for lesson in lessons}, out
 
 
@@ -94,13 +94,36 @@ def test_the_kernel_is_this_interpreter_offline_and_gets_the_profile(ran):
     ]
 
 
+def test_a_profile_file_reaches_the_lesson_from_another_folder(tmp_path, monkeypatch):
+    """The lesson reads the file that was named, not the profile of that name."""
+    values = yaml.safe_load((profiles.PROFILES / "cpu.yaml").read_text())
+    values |= {"profile": "mine", "steps": 3, "dataset": "texts"}
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    lesson = [
+        tiny_notebooks.PARAMETERS,
+        tiny_notebooks.IMPORT + "\n\nsettings = profiles.load(profile)",
+        "checks.environment(settings)\n"
+        'checks.check("tiny.steps", "Steps", 3, settings.steps, settings.steps == 3)\n'
+        f"text = {str(tmp_path / 'texts')!r}\n"
+        'checks.check("tiny.text", "Text", text, settings.dataset, settings.dataset == text)',
+        tiny_notebooks.VERDICT,
+    ]
+    (tmp_path / "lessons").mkdir()
+    paths = tiny_notebooks.write(tmp_path / "lessons", {"steps": lesson})
+    monkeypatch.chdir(tmp_path)
+    lessons = runner.run(list(paths.values()), "mine.yaml", tmp_path / "out")
+    assert [(lesson.status, lesson.error) for lesson in lessons] == [("passed", "")]
+    assert json.loads((tmp_path / "out" / "verdict.json").read_text())["profile"] == "mine"
+
+
 def test_verdict_has_the_shape_of_the_design(ran):
     verdict = json.loads((ran[1] / "verdict.json").read_text())
     assert list(verdict) == ["profile", "versions", "machine", "notebooks", "checks", "passed"]
     assert verdict["profile"] == "cpu"
     assert verdict["passed"] is False
     assert verdict["versions"]["torchtitan"] == "0.3.0"
-    assert verdict["machine"]["ranks"] == CPU.ranks
+    assert verdict["machine"]["ranks"] == profiles.load("cpu").ranks
     assert [list(row) for row in verdict["notebooks"]] == [["name", "seconds", "status"]] * len(
         ENDS
     )
@@ -137,7 +160,7 @@ def test_results_hold_no_secret_and_no_partial_file(ran):
 def test_a_lesson_that_papermill_would_only_warn_about_is_refused(tmp_path, name, message):
     paths = tiny_notebooks.write(tmp_path, tiny_notebooks.REFUSED)
     with pytest.raises(SettingError, match=message):
-        runner.run([paths[name]], CPU, tmp_path / "out")
+        runner.run([paths[name]], "cpu", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -145,7 +168,7 @@ def test_a_file_that_is_no_notebook_is_refused(tmp_path):
     path = tmp_path / "10_broken.ipynb"
     path.write_text('{"cells": [')
     with pytest.raises(SettingError, match=r"10_broken\.ipynb is not a readable notebook"):
-        runner.run([path], CPU, tmp_path / "out")
+        runner.run([path], "cpu", tmp_path / "out")
 
 
 def test_existing_results_are_refused_and_survive(tmp_path):
@@ -154,9 +177,9 @@ def test_existing_results_are_refused_and_survive(tmp_path):
     out.mkdir()
     (out / "verdict.json").write_text("earlier")
     with pytest.raises(SettingError, match=r"results already exist at .*--overwrite"):
-        runner.run([paths["passes"]], CPU, out)
+        runner.run([paths["passes"]], "cpu", out)
     assert (out / "verdict.json").read_text() == "earlier"
-    lessons = runner.run([paths["passes"]], CPU, out, overwrite=True)
+    lessons = runner.run([paths["passes"]], "cpu", out, overwrite=True)
     assert runner.passed(lessons)
     assert json.loads((out / "verdict.json").read_text())["passed"] is True
 
@@ -165,7 +188,7 @@ def test_a_failed_setup_lesson_stops_the_run_and_old_outputs_do_not_count(ran, t
     paths = tiny_notebooks.write(tmp_path, tiny_notebooks.LESSONS)
     setup = paths["no_verdict"].rename(tmp_path / "00_setup.ipynb")
     nbformat.write(ran[0]["passes"].notebook, paths["passes"])  # with committed outputs
-    lessons = runner.run([setup, paths["passes"]], CPU, tmp_path / "out")
+    lessons = runner.run([setup, paths["passes"]], "cpu", tmp_path / "out")
     assert [lesson.status for lesson in lessons] == ["no verdict", "not run"]
     verdict = json.loads((tmp_path / "out" / "verdict.json").read_text())
     assert [record["id"] for record in verdict["checks"]] == ["alone.sum"]
@@ -176,7 +199,7 @@ def test_a_kernel_that_does_not_start_is_reported(ran, tmp_path, monkeypatch):
     paths = tiny_notebooks.write(tmp_path, tiny_notebooks.LESSONS)
     nbformat.write(ran[0]["passes"].notebook, paths["passes"])
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    (lesson,) = runner.run([paths["passes"]], CPU, tmp_path / "out")
+    (lesson,) = runner.run([paths["passes"]], "cpu", tmp_path / "out")
     assert lesson.status == "kernel died"
     assert lesson.error.startswith("the kernel could not be run: Kernel died before replying")
     assert lesson.checks() == []

@@ -1,6 +1,7 @@
 """What a profile trains from: a model folder in Hugging Face form, and folders of text.
 
-Every function returns a folder that is complete; what is missing is made or fetched.
+`model_folder` says where a folder lies; every other function makes or fetches what is missing, so
+that the folder it returns is complete.
 """
 
 import importlib.util
@@ -23,20 +24,23 @@ def scaffold() -> Path:
 def model_folder(profile: Profile) -> Path:
     """Where the published-style weights of a profile lie, whether or not they are there yet."""
     if profile.model == "tiny-qwen3":
-        corpus = data.make()
+        corpus = data.default_folder()
         return corpus.with_name(f"tiny-qwen3-{corpus.name.removeprefix('pydoc-')}")
-    if (local := Path(profile.model)).is_dir():
-        return local.resolve()
+    if (local := Path(profile.model)).is_absolute():
+        return local
     return data.CACHE / "models" / profile.model.replace("/", "--")
 
 
 def fetch_model(profile: Profile) -> Path:
-    """Bring the published weights to this machine (resumable); the token is never printed."""
+    """The profile's model folder, brought from the hub unless the profile names a local one.
+
+    An interrupted download is continued; the token is never printed.
+    """
     folder = model_folder(profile)
-    if profile.model == "tiny-qwen3" or folder == Path(profile.model).resolve():
-        raise SettingError(
-            f"{profile.model} is not on a hub: run lesson 00, which makes it in {folder}"
-        )
+    if profile.model == "tiny-qwen3":
+        raise SettingError(f"tiny-qwen3 is on no hub: run lesson 00, which makes it in {folder}")
+    if folder == Path(profile.model):
+        return folder
     from huggingface_hub import snapshot_download
 
     snapshot_download(profile.model, local_dir=folder, allow_patterns=MODEL_FILES)
@@ -47,8 +51,8 @@ def train_folder(profile: Profile) -> Path | None:
     """The text that a profile trains on, or None when torchtitan should stream `allenai/c4`."""
     if profile.dataset == "pydoc":
         return data.make() / "train"
-    if (local := Path(profile.dataset)).is_dir():
-        return local.resolve()
+    if (local := Path(profile.dataset)).is_absolute():
+        return local
     if profile.dataset != "c4_test":
         raise SettingError(
             f"dataset {profile.dataset!r} is unknown: use 'pydoc', 'c4_test' or a folder of "
@@ -59,7 +63,15 @@ def train_folder(profile: Profile) -> Path | None:
 
 def _torchtitan_checkout_c4_test() -> Path | None:
     """`tests/assets/c4_test` of an editable torchtitan install, or of $TORCHTITAN."""
-    roots = [Path(os.environ["TORCHTITAN"])] if "TORCHTITAN" in os.environ else []
+    roots = []
+    if "TORCHTITAN" in os.environ:
+        root = Path(os.environ["TORCHTITAN"])
+        if not root.is_absolute():
+            raise SettingError(
+                f"TORCHTITAN is the relative path {root}, and the ranks of a run start in another "
+                "folder: give the absolute path of the checkout"
+            )
+        roots.append(root)
     spec = importlib.util.find_spec("torchtitan")
     if spec and spec.submodule_search_locations:
         roots.append(Path(next(iter(spec.submodule_search_locations))).parent)

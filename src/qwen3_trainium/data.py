@@ -59,13 +59,17 @@ def documents() -> list[str]:
     return [text for text in dict.fromkeys(texts) if len(text) >= SHORTEST]
 
 
+def default_folder() -> Path:
+    """Where `make` puts the text, whether or not it is there yet."""
+    return CACHE / f"pydoc-py{sys.version_info.major}{sys.version_info.minor}"
+
+
 def make(folder: Path | None = None) -> Path:
     """Write `train/` and `heldout/` under `folder` if they are not there yet; returns it.
 
     The split is by document: no held-out document shares a line of the file with a trained one.
     """
-    version = f"{sys.version_info.major}{sys.version_info.minor}"
-    folder = folder or CACHE / f"pydoc-py{version}"
+    folder = folder or default_folder()
     if folder.exists():
         return folder
     texts = documents()

@@ -302,12 +302,12 @@ def _system_version(package: str) -> str:
     return ""
 
 
-def check_sdk(found: dict[str, str], sdk: str = NEURON["neuron_sdk"]) -> list[Line]:
-    """Compare compiler, runtime, driver and collectives with one SDK release, a line for each.
+def check_sdk(found: dict[str, str]) -> list[Line]:
+    """Compare compiler, runtime, driver and collectives with the tested SDK, a line for each.
 
     One component of another release is enough for a run that compiles and then cannot load.
     """
-    lines = []
+    sdk, lines = NEURON["neuron_sdk"], []
     for name, wanted in SDK_ROWS[sdk].items():
         package = SDK_PACKAGES[name]
         wanted_text = f"{wanted} (SDK {sdk})"
@@ -326,16 +326,17 @@ def check_sdk(found: dict[str, str], sdk: str = NEURON["neuron_sdk"]) -> list[Li
     return lines
 
 
-def check_nki(found: str | None, sdk: str = NEURON["neuron_sdk"]) -> Line:
-    """Compare NKI with the release that the SDK ships; `found` None is "not installed"."""
-    wanted = f"{NKI_OF_SDK[sdk]} (SDK {sdk})"
+def check_nki(found: str | None) -> Line:
+    """Compare NKI with what the tested SDK ships; `found` None is "not installed"."""
+    nki, sdk = NEURON["nki"], NEURON["neuron_sdk"]
+    wanted = f"{nki} (SDK {sdk})"
     if found is None:
         return Line(FAIL, "NKI", "not installed", wanted, ENVIRONMENT)
-    if _same(found, NKI_OF_SDK[sdk], 2):
+    if _same(found, nki, 2):
         return Line(OK, "NKI", found, wanted)
-    of = [release for release, nki in NKI_OF_SDK.items() if _same(found, nki, 2)]
+    of = [release for release, shipped in NKI_OF_SDK.items() if _same(found, shipped, 2)]
     seen = f"{found} (SDK {of[0] if of else 'unknown'})"
-    return Line(FAIL, "NKI", seen, wanted, f"install nki {NKI_OF_SDK[sdk]}.*")
+    return Line(FAIL, "NKI", seen, wanted, f"install nki {nki}.*")
 
 
 def os_release(path: Path = Path("/etc/os-release")) -> str:
@@ -445,8 +446,8 @@ def check_room(profile: Profile, machine: neuron.Machine | None) -> list[Line]:
 
 def model_facts(profile: Profile) -> weights.ModelFacts | None:
     """Facts of the profile's model as far as they are known here, None for one not yet made."""
-    folder = model_folder(profile)
-    if folder is not None:
+    folder = assets.model_folder(profile)
+    if folder.is_dir():
         try:
             return guards.check_model_folder(folder)
         except SettingError:
@@ -455,25 +456,16 @@ def model_facts(profile: Profile) -> weights.ModelFacts | None:
     return weights.facts(config) if config else None
 
 
-def model_folder(profile: Profile) -> Path | None:
-    """The profile's model folder if it is here; unlike `assets`, nothing is made or fetched."""
-    cache = ROOT / ".cache"
-    places = [Path(profile.model), cache / "models" / profile.model.replace("/", "--")]
-    version = f"py{sys.version_info.major}{sys.version_info.minor}"
-    places.append(cache / f"{profile.model}-{version}")
-    return next((place for place in places if place.is_dir()), None)
-
-
 def check_model(profile: Profile) -> Line:
     """The model is here and whole, or can be made, or the hub can be reached.
 
     A token's presence is shown as yes or no; its value is never read into a line.
     """
     name, wanted = "model", f"{profile.model} here or within reach"
-    folder = model_folder(profile)
-    if folder is not None:
+    folder = assets.model_folder(profile)
+    if folder.is_dir():
         return _guarded(name, wanted, lambda: guards.check_model_folder(folder), "here and whole")
-    if profile.model not in weights.PUBLISHED and "/" not in profile.model:
+    if profile.model == "tiny-qwen3":
         return Line(OK, name, "not made yet: lesson 00 makes it", wanted)
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         do = "unset HF_HUB_OFFLINE, or put the model folder in place"

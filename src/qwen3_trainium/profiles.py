@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "configs" / "profiles"
 # torchrun's ranks learn the profile of their run from this variable, set by `launch`.
 PROFILE_VARIABLE = "QWEN3_TRAINIUM_PROFILE"
+# Values that are no folders, whatever lies in the working directory: lesson 00 makes the first two,
+# torchtitan brings the third.
+NOT_FOLDERS = {"model": ("tiny-qwen3",), "dataset": ("pydoc", "c4_test")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +64,24 @@ def names() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
+def path_of(name: str | Path) -> Path:
+    """The file of a profile: one of `configs/profiles/` by name, or any other `*.yaml` by path."""
+    path = Path(name).resolve() if str(name).endswith(".yaml") else PROFILES / f"{name}.yaml"
+    if not path.is_file():
+        raise SettingError(f"profile {str(name)!r} is unknown: choose one of {', '.join(names())}")
+    return path
+
+
 def load(name: str | Path, **changes) -> Profile:
     """Read a profile by name, or from a file's path; `None` in `changes` keeps the file's value.
 
-    Raises SettingError for an unknown profile, a misspelt or missing key, or a wrong type.
+    A model or dataset that is a folder is named relative to the profile's file or to the working
+    directory; the profile returned holds its absolute path, which the ranks of a run share.
+    Raises SettingError for an unknown profile, a file that is no flat table, a misspelt or missing
+    key, a wrong type, or a path that leads nowhere.
     """
-    path = Path(name) if str(name).endswith(".yaml") else PROFILES / f"{name}.yaml"
-    if not path.is_file():
-        raise SettingError(f"profile {str(name)!r} is unknown: choose one of {', '.join(names())}")
-    values = yaml.safe_load(path.read_text()) or {}
+    path = path_of(name)
+    values = _read(path)
     values.update({key: value for key, value in changes.items() if value is not None})
     known = [field.name for field in dataclasses.fields(Profile)]
     if wrong := [key for key in values if key not in known]:
@@ -83,7 +95,39 @@ def load(name: str | Path, **changes) -> Profile:
     if "ranks" in changes and changes["ranks"] and changes.get("global_batch_size") is None:
         # Another number of ranks keeps the local batch: that is what a reader expects to be fixed.
         values["global_batch_size"] = values["local_batch_size"] * values["ranks"]
-    return Profile(**values)
+    profile = Profile(**values)
+    folders = {key: _folder(key, getattr(profile, key), path.parent) for key in NOT_FOLDERS}
+    return dataclasses.replace(profile, **folders)
+
+
+def _read(path: Path) -> dict:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise SettingError(
+            f"profile {path.name} is not readable as YAML{where}: write one 'key: value' a line"
+        ) from error
+    if not isinstance(values, dict):
+        raise SettingError(
+            f"profile {path.name} must hold 'key: value' lines, found {type(values).__name__}: "
+            "copy one of configs/profiles/ and change its values"
+        )
+    return values
+
+
+def _folder(key: str, value: str, beside: Path) -> str:
+    """The absolute path of an existing folder, or the value as it is: a name of ours or a hub's."""
+    if value in NOT_FOLDERS[key]:
+        return value
+    found = next((base / value for base in (beside, Path.cwd()) if (base / value).is_dir()), None)
+    if found is None and value.startswith(("/", ".", "~")):
+        raise SettingError(
+            f"profile key {key} names the folder {value}, which does not exist: give its absolute "
+            "path, or one relative to the profile's file"
+        )
+    return str(found.resolve()) if found else value
 
 
 def save(profile: Profile, path: Path) -> None:

@@ -78,16 +78,19 @@ def main(argv: list[str]) -> int:
         prog="python -m qwen3_trainium run",
         description="Run the lessons headless and write executed notebooks, report and verdict.",
     )
-    parser.add_argument("--profile", default=profiles.detect(), help="default: %(default)s")
+    parser.add_argument(
+        "--profile",
+        default=profiles.detect(),
+        help="name in configs/profiles/, or a file NAME.yaml; default: %(default)s",
+    )
     parser.add_argument("--only", help="numbers of lessons, such as 00,01; default: all")
     parser.add_argument("--out", type=Path, help="folder for the results; default: out/PROFILE")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace the results of an earlier run"
     )
     args = parser.parse_args(argv)
-    profile = profiles.load(args.profile)
-    out = args.out or profiles.ROOT / "out" / profile.profile
-    lessons = run(select(NOTEBOOKS, args.only), profile, out, args.overwrite)
+    out = args.out or profiles.ROOT / "out" / profiles.load(args.profile).profile
+    lessons = run(select(NOTEBOOKS, args.only), args.profile, out, args.overwrite)
     return 0 if passed(lessons) else 1
 
 
@@ -115,13 +118,20 @@ def select(folder: Path, only: str | None = None) -> list[Path]:
 
 def run(
     paths: list[Path],
-    profile: profiles.Profile,
+    profile_name: str,
     out: Path,
     overwrite: bool = False,
     cell_timeout: int | None = None,
 ) -> list[Lesson]:
-    """Execute the notebooks in order and write OUT. Settings are refused before the first cell."""
-    lessons = [Lesson(path.stem, read_lesson(path, {"profile": profile.profile})) for path in paths]
+    """Execute the notebooks in order and write OUT. Settings are refused before the first cell.
+
+    profile_name   as `profiles.load` takes it; each lesson reads the same file
+    """
+    profile = profiles.load(profile_name)
+    parameters = {"profile": profile_name}
+    if profile_name.endswith(".yaml"):  # lessons run in another folder
+        parameters["profile"] = str(profiles.path_of(profile_name))
+    lessons = [Lesson(path.stem, read_lesson(path, parameters)) for path in paths]
     out = out.resolve()  # papermill changes the working directory while a lesson runs
     prepare(out, overwrite)
     cell_timeout = cell_timeout or CELL_TIMEOUT[profile.device]
@@ -130,7 +140,7 @@ def run(
     progress.line(f"a cell may take {cell_timeout} s; results go to {out}")
     for number, (path, lesson) in enumerate(zip(paths, lessons, strict=True), start=1):
         progress.lesson(f"[{number}/{len(lessons)}] {lesson.name}")
-        execute(lesson, profile, path.parent, out, cell_timeout, progress)
+        execute(lesson, parameters, profile.device, path.parent, out, cell_timeout, progress)
         refuse_repeated_ids(lesson, lessons[: number - 1])
         save(out / f"{lesson.name}.ipynb", nbformat.writes(lesson.notebook))
         (out / f"{lesson.name}.partial.ipynb").unlink(missing_ok=True)
@@ -221,7 +231,8 @@ def prepare(out: Path, overwrite: bool) -> None:
 
 def execute(
     lesson: Lesson,
-    profile: profiles.Profile,
+    parameters: dict,
+    device: str,
     folder: Path,
     out: Path,
     cell_timeout: int,
@@ -233,7 +244,7 @@ def execute(
     which nbclient would otherwise turn into a dead kernel.
     """
     code_cells = [cell for cell in lesson.notebook.cells if cell.cell_type == "code"]
-    environment = QUIET | (OFFLINE if profile.device == "cpu" else {})
+    environment = QUIET | (OFFLINE if device == "cpu" else {})
     kernels = kernel_manager(environment)
     failures: list[Exception] = []
     started = 0
@@ -257,7 +268,7 @@ def execute(
             lesson.notebook = papermill.execute_notebook(
                 lesson.notebook,
                 None,
-                {"profile": profile.profile},
+                parameters,
                 engine_name="lessons",
                 kernel_name="python3",
                 progress_bar=False,
