@@ -241,7 +241,7 @@ def edit_map(folder: Path, change) -> None:
 
 
 def test_ghost_key_of_a_tied_head_is_named(model):
-    """The index of the base model lists a head that the export dropped (report 27)."""
+    """The index of the base model lists a head that the export dropped."""
     folder = model("shards")
     edit_map(folder, lambda index: index["weight_map"].update({weights.HEAD: SHARD_2}))
     refused(lambda: guards.check_model_folder(folder), weights.HEAD, SHARD_2, "does not hold it")

@@ -6,6 +6,7 @@ worth knowing comes back as a list of warnings. None imports torch or touches a 
 
 import dataclasses
 import json
+import operator
 import os
 import shutil
 from pathlib import Path
@@ -79,14 +80,18 @@ def check_tokenizer(folder: Path | str, config: dict) -> int:
     """
     folder, vocab = Path(folder), config["vocab_size"]
     tokenizer = read_json(folder / "tokenizer.json")
-    words = (tokenizer.get("model") or {}).get("vocab")
-    if not isinstance(words, dict) or not words:
+    try:
+        words = tokenizer["model"]["vocab"]
+        added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
+        ids = {**words, **added}
+        last = max(map(operator.index, ids.values()))
+    except (KeyError, TypeError, ValueError):
+        words = None
+    if not words:
         raise SettingError(f"tokenizer.json in {folder} has no vocabulary: download it again")
-    added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
-    ids = {**words, **added}
-    if max(len(ids), max(ids.values()) + 1) > vocab:
+    if max(len(ids), last + 1) > vocab:
         raise SettingError(
-            f"the tokenizer in {folder} has {len(ids)} tokens with ids up to {max(ids.values())}, "
+            f"the tokenizer in {folder} has {len(ids)} tokens with ids up to {last}, "
             f"but the model's vocab_size is {vocab}: use the tokenizer of this model"
         )
     known = set(ids.values())

@@ -123,11 +123,14 @@ def rope_theta(config: dict) -> float:
 
     A default is never assumed: Transformers' own of 10,000 fits no Qwen3 release.
     """
+    nested = config.get("rope_parameters")
     places = {
         "rope_theta": config.get("rope_theta"),
-        "rope_parameters.rope_theta": (config.get("rope_parameters") or {}).get("rope_theta"),
+        "rope_parameters.rope_theta": nested.get("rope_theta")
+        if isinstance(nested, dict)
+        else None,
     }
-    found = {place: value for place, value in places.items() if value is not None}
+    found = {place: _positive(value, place) for place, value in places.items() if value is not None}
     if not found:
         raise SettingError(
             "config.json has a rotary base neither in rope_parameters.rope_theta nor in "
@@ -142,7 +145,8 @@ def rope_theta(config: dict) -> float:
 
 def facts(config: dict) -> ModelFacts:
     """Facts of a Qwen3 config dict. SettingError for another architecture or a missing key."""
-    architecture = (config.get("architectures") or ["none"])[0]
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else "none"
     if architecture not in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):
         raise SettingError(
             f"config.json names the architecture {architecture}: "
@@ -151,15 +155,15 @@ def facts(config: dict) -> ModelFacts:
     # Every number is read, none derived or defaulted: heads × head_dim is not the hidden size.
     model = ModelFacts(
         architecture=architecture,
-        layers=_number(config, "num_hidden_layers"),
-        dim=_number(config, "hidden_size"),
-        heads=_number(config, "num_attention_heads"),
-        kv_heads=_number(config, "num_key_value_heads"),
-        head_dim=_number(config, "head_dim"),
-        ffn=_number(config, "intermediate_size"),
-        vocab=_number(config, "vocab_size"),
+        layers=_count(config, "num_hidden_layers"),
+        dim=_count(config, "hidden_size"),
+        heads=_count(config, "num_attention_heads"),
+        kv_heads=_count(config, "num_key_value_heads"),
+        head_dim=_count(config, "head_dim"),
+        ffn=_count(config, "intermediate_size"),
+        vocab=_count(config, "vocab_size"),
         tied=bool(config.get("tie_word_embeddings", False)),
-        eps=float(_number(config, "rms_norm_eps")),
+        eps=float(_positive(config.get("rms_norm_eps"), "rms_norm_eps")),
         theta=rope_theta(config),
         n_params=0,
     )
@@ -167,23 +171,34 @@ def facts(config: dict) -> ModelFacts:
         model = dataclasses.replace(
             model,
             # Released configs say num_experts, Transformers 5 writes num_local_experts.
-            experts=_number(config, "num_experts", "num_local_experts"),
-            top_k=_number(config, "num_experts_per_tok"),
-            expert_ffn=_number(config, "moe_intermediate_size"),
+            experts=_count(config, "num_experts", "num_local_experts"),
+            top_k=_count(config, "num_experts_per_tok"),
+            expert_ffn=_count(config, "moe_intermediate_size"),
             norm_topk_prob=bool(config.get("norm_topk_prob", False)),
         )
     shapes = expected_shapes(config, model)
     return dataclasses.replace(model, n_params=sum(map(math.prod, shapes.values())))
 
 
-def _number(config: dict, *names: str):
+def _count(config: dict, *names: str) -> int:
+    """The whole number under the first of the names that is set."""
     value = next((config[name] for name in names if config.get(name) is not None), None)
+    if not isinstance(value, int):
+        raise SettingError(_wrong(names[0], "a positive whole number", value))
+    return int(_positive(value, names[0]))
+
+
+def _positive(value, name: str) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-        raise SettingError(
-            f"config.json must give {names[0]} as a positive number, found {value!r}: "
-            "use the config.json that was released with the checkpoint"
-        )
+        raise SettingError(_wrong(name, "a positive number", value))
     return value
+
+
+def _wrong(name: str, wanted: str, value) -> str:
+    return (
+        f"config.json must give {name} as {wanted}, found {value!r}: "
+        "use the config.json that was released with the checkpoint"
+    )
 
 
 def expected_shapes(config: dict, model: ModelFacts | None = None) -> dict[str, tuple[int, ...]]:
@@ -220,11 +235,13 @@ def expected_shapes(config: dict, model: ModelFacts | None = None) -> dict[str, 
 
 
 def _is_sparse(config: dict, model: ModelFacts, layer: int) -> bool:
-    return (
-        model.experts > 0
-        and layer not in (config.get("mlp_only_layers") or [])
-        and (layer + 1) % (config.get("decoder_sparse_step") or 1) == 0
-    )
+    dense = config.get("mlp_only_layers") or []
+    step = config.get("decoder_sparse_step") or 1
+    if not isinstance(dense, list):
+        raise SettingError(_wrong("mlp_only_layers", "a list of layers", dense))
+    if not isinstance(step, int):
+        raise SettingError(_wrong("decoder_sparse_step", "a positive whole number", step))
+    return model.experts > 0 and layer not in dense and (layer + 1) % step == 0
 
 
 def _feed_forward(prefix: str, F: int, D: int) -> dict[str, tuple[int, ...]]:
@@ -297,7 +314,8 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
         return read_header(folder / _only_file(folder, files))
     index = read_json(folder / INDEX)
     weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    named = weight_map.values() if isinstance(weight_map, dict) else ()
+    if not named or not all(isinstance(name, str) for name in named):
         raise SettingError(f"{folder / INDEX} has no weight_map: download or export it again")
     for name in sorted(set(weight_map.values())):
         if name not in files:
@@ -326,7 +344,8 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
             f"({len(ghosts)} such keys): rebuild the index from the shards"
         )
     stored = sum(tensor.bytes for tensor in tensors.values())
-    said = (index.get("metadata") or {}).get("total_size")
+    metadata = index.get("metadata")
+    said = metadata.get("total_size") if isinstance(metadata, dict) else None
     if said != stored:
         raise SettingError(
             f"{INDEX} gives total_size {said}, but the shards hold {stored} bytes: "
