@@ -11,6 +11,7 @@ from qwen3_trainium import dryrun, launch, parity
 from qwen3_trainium.errors import SettingError
 
 NEEDED_GIB = 12  # 4.02 billion parameters of 2 bytes, the largest one's float32 draws, the logits
+TOKENS = 256  # one sequence of random tokens: text makes no difference to random weights
 SIGMA = 0.02  # standard deviation of torchtitan's native head
 
 
@@ -44,10 +45,9 @@ def available_gib() -> float:
     return kib / 2**20
 
 
-def first_loss(tokens: int = 256) -> FirstLoss:
+def first_loss() -> FirstLoss:
     """Build Qwen3-4B by torchtitan's own random initialisation, bfloat16, and measure its loss.
 
-    tokens   length of one sequence of random tokens: text makes no difference to random weights
     Raises SettingError when the memory is not there.
     """
     import torch
@@ -59,13 +59,13 @@ def first_loss(tokens: int = 256) -> FirstLoss:
         )
     started = time.monotonic()
     torch.manual_seed(0)
-    profile = dryrun.profile_for(dryrun.real_width_folder(), steps=1, seq_len=tokens)
+    profile = dryrun.profile_for(dryrun.real_width_folder(), steps=1, seq_len=TOKENS)
     model, spec = parity.initialised(
         launch.build_config("native", "random", profile), torch.bfloat16
     )
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(spec.model.vocab_size, (1, tokens + 1), generator=generator)
-    positions = torch.arange(tokens)[None]
+    drawn = torch.randint(spec.model.vocab_size, (1, TOKENS + 1), generator=generator)
+    positions = torch.arange(TOKENS)[None]
     with torch.no_grad():
         logits_1SV = model.eval()(
             drawn[:, :-1],
