@@ -19,7 +19,7 @@ def build(profile: Profile, *, published: bool, folder: Path):
     published   True starts from the safetensors in `folder`, False from random weights
     folder      Hugging Face model folder: architecture, tokenizer and, if published, weights
     """
-    hf_backend.install()  # torchtitan 0.3.0 trains with uninitialised rotary frequencies
+    hf_backend.install()  # rotary frequencies, attention and export as they must be
     config = compat.hf_backend_config()
     config.hf_model = str(folder)  # AutoModelForCausalLM builds the model that config.json names
     config.model_spec = compat.hf_backend_spec()  # packed documents are kept apart

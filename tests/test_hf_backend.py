@@ -1,11 +1,28 @@
 """The Transformers backend on a CPU: documents kept apart, rotary frequencies, confined patches."""
 
+import dataclasses
+import types
+
 import pytest
 import torch
+import toys
+from safetensors.torch import load_file, save_file
 from torch.nn.attention.flex_attention import and_masks, create_mask
 
-from qwen3_trainium import assets, cpu, hf_backend, launch, rotary, train, verify
+from qwen3_trainium import (
+    assets,
+    cpu,
+    export,
+    guards,
+    hf_backend,
+    launch,
+    rotary,
+    train,
+    verify,
+    weights,
+)
 from qwen3_trainium.attention import document_mask
+from qwen3_trainium.errors import SettingError
 
 # Two documents of unequal length, then one cut off by the end of the sequence.
 POSITIONS = [*range(9), *range(4), *range(6)]
@@ -23,7 +40,6 @@ def model(config, toy_release):
 
 
 def build(config, folder, as_released: bool = False):
-    from safetensors.torch import load_file
     from torchtitan.experiments.transformers_modeling_backend import HFTransformerModel
 
     model_config = config.model_spec.model
@@ -122,6 +138,60 @@ def test_repair_gives_the_frequencies_of_the_config(model):
 def test_wrong_frequencies_are_named(model, values, said):
     model.rotary_emb.inv_freq.copy_(values)
     assert said in rotary.problem(model)
+
+
+def store_head_apart(folder) -> None:
+    """Keep a tied head as some releases do: a second time, in a file of its own."""
+    head = {weights.HEAD: load_file(folder / "model.safetensors")[weights.EMBEDDING].clone()}
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    (folder / "model.safetensors").rename(folder / names[0])
+    save_file(head, folder / names[1], metadata={"format": "pt"})
+    headers = {name: weights.read_header(folder / name) for name in names}
+    (folder / weights.INDEX).write_text(export._index(headers))
+
+
+def save(model, adapter, folder):
+    """torchtitan's own last save, its checkpointer being no more than these two fields here."""
+    from torchtitan.components.checkpointer.dcp import AsyncMode, CheckpointManager
+
+    checkpointer = types.SimpleNamespace(sd_adapter=adapter, pg=None)
+    CheckpointManager.dcp_save(
+        checkpointer, model.state_dict(), str(folder), AsyncMode.DISABLED, to_hf=True
+    )
+    return folder
+
+
+def test_release_that_stores_its_tied_head_is_exported(toy_profile, tmp_path):
+    source = toys.qwen3(tmp_path / "release")
+    store_head_apart(source)
+    assert guards.check_model_folder(source).tied, "a launch would accept it"
+    profile = dataclasses.replace(toy_profile, model=str(source))
+    config = launch.build_config("hf_finetune", "published", profile)
+    model = build(config, source)
+    with torch.no_grad():
+        model.norm.weight += 0.5  # stands for training
+    adapter = config.model_spec.state_dict_adapter(config.model_spec.model, str(source))
+    exported = export.complete(save(model, adapter, tmp_path / "saved"), source, tmp_path / "e")
+    assert [f.id for f in verify.verify(exported, source) if not f.passed] == []
+    assert weights.HEAD not in weights.stored_tensors(exported)
+
+    adapter.fqn_to_index_mapping[weights.HEAD] = 2  # as upstream's adapter reads the index
+    corrupt = save(model, adapter, tmp_path / "corrupt")
+    with pytest.raises(SettingError, match="corrupt"):
+        export.complete(corrupt, source, tmp_path / "e2")
+
+
+def test_every_profile_attends_by_masked_sdpa(toy_profile, toy_release):
+    """FlexAttention has no backward on a CPU and no kernel on Neuron: no profile may get it."""
+    for device in ("cpu", "neuron"):
+        profile = dataclasses.replace(toy_profile, device=device)
+        model = build(launch.build_config("hf_finetune", "published", profile), toy_release)
+        assert hf_backend.attention_of(model) == "sdpa, documents apart"
+        assert {layer.self_attn.config._attn_implementation for layer in model.layers} == {"sdpa"}
+    model.model.config.attn_mask_type = "causal"
+    assert "CAUSAL ONLY" in hf_backend.attention_of(model)
+    model.model.config._attn_implementation = "flex_torchtitan"
+    assert hf_backend.attention_of(model).startswith("flex_torchtitan")
 
 
 def test_untied_head_stops_a_run(model):

@@ -1,9 +1,8 @@
 """What torchtitan needs before it can train on a machine with no accelerator.
 
-torchtitan is written for accelerators. On CPU it calls a few functions that `torch.cpu` lacks,
-a reduction that Gloo lacks, and an attention kernel that has no backward there. `prepare()`
-supplies them; it does nothing where PyTorch finds an accelerator, so that nothing below is
-active on Trainium or on a GPU.
+torchtitan is written for accelerators. On CPU it calls a few functions that `torch.cpu` lacks
+and a reduction that Gloo lacks. `prepare()` supplies them; it does nothing where PyTorch finds an
+accelerator, so that nothing below is active on Trainium or on a GPU.
 """
 
 import contextlib
@@ -90,29 +89,3 @@ def _reduce_by_sum() -> None:
         self.set_force_sum_reduction_for_comms(True)
 
     FSDPModule.set_gradient_divide_factor = set_factor_and_sum
-
-
-def use_masked_sdpa() -> None:
-    """Give the Transformers backend an attention with a backward on CPU; `hf_backend` asks for it.
-
-    Apart from `prepare`, because importing the backend takes seconds that other recipes need not
-    spend.
-
-    FlexAttention has none there. The backend asks Transformers for an attention function by the
-    name `flex_torchtitan` and passes a mask that its model builds; both are replaced together, by
-    PyTorch's scaled-dot-product attention and by the same mask written out as booleans.
-    """
-    # Importing the package registers its own function under the name, so it must come first.
-    from torchtitan.experiments.transformers_modeling_backend import HFTransformerModel
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    from qwen3_trainium.attention import document_mask
-
-    AttentionInterface._global_mapping["flex_torchtitan"] = sdpa_attention_forward
-
-    def get_attention_masks(self, positions: torch.Tensor) -> torch.Tensor:
-        by_document = self.model.config.attn_mask_type == "block_causal"
-        return document_mask(positions, by_document=by_document)
-
-    HFTransformerModel.get_attention_masks = get_attention_masks
