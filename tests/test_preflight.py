@@ -19,6 +19,7 @@ GUIDE = {
     "python": "3.12.3",
     "torch": "2.14.0",
     "torchtitan": "0.2.2+neuron.1",
+    "torchtitan_commit": "0123456789abcdef0123456789abcdef01234567",
     "transformers": "5.16.0",
     "torch_neuronx": "2.14.3.0.12",
     "nki": "0.7.0",
@@ -77,6 +78,11 @@ def test_wrong_version_fails_on_neuron(change, name, fragment):
     assert fragment in line.found
     assert line.wanted
     assert line.do
+
+
+def test_the_commit_of_the_moving_branch_is_shown():
+    lines = by_name(preflight.check_versions(GUIDE, "neuron"))
+    assert lines["torchtitan commit"].found == GUIDE["torchtitan_commit"]
 
 
 def test_previous_minor_of_torch_fails_on_cpu():
@@ -279,7 +285,7 @@ def test_cpu_report_skips_what_is_of_neuron(quick):
 
 def test_report_on_the_guides_machine(quick, tool, monkeypatch, tmp_path):
     tool(f"cat {SAMPLES}/trn2.48xlarge-lnc2.json")
-    monkeypatch.setattr(preflight, "installed_versions", lambda: GUIDE)
+    monkeypatch.setattr(versions, "installed", lambda *names: GUIDE)
     monkeypatch.setattr(preflight, "installed_sdk", lambda: SDK)
     monkeypatch.setattr(preflight.guards, "host_memory", lambda: 2000 * GIB)
     monkeypatch.setattr(preflight.assets, "model_folder", lambda profile: tmp_path / "nowhere")
@@ -300,7 +306,7 @@ def test_report_with_nothing_of_neuron_installed_fails_and_does_not_break(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(neuron, "TOOL", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(preflight, "installed_versions", lambda: {"python": "3.12.3"})
+    monkeypatch.setattr(versions, "installed", lambda *names: {"python": "3.12.3"})
     assert preflight.main(["--profile", "trn2"]) == 1
     printed = capsys.readouterr().out
     for name in ("torch ", "torch_neuronx", "NeuronCores"):

@@ -12,7 +12,6 @@ else is written, so a notebook and its checks cannot disagree.
 
 import html
 import importlib.metadata
-import importlib.util
 import math
 import os
 import platform
@@ -22,6 +21,7 @@ import numpy as np
 from IPython import get_ipython
 from IPython.display import display
 
+from qwen3_trainium import versions
 from qwen3_trainium.errors import SettingError
 
 CHECK = "application/vnd.qwen3-trainium.check+json"
@@ -84,15 +84,11 @@ def environment(profile) -> None:
 
 def environment_facts(profile) -> dict:
     """Versions and machine facts that may be published: no host name, no path, no time of day."""
-    packages = ("torch", "torchtitan", "transformers", "safetensors", "torch_neuronx", "nki")
-    versions = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # torch_neuronx and nki are absent from a laptop, and that is a fact as well
-    if importlib.util.find_spec("nki_sim"):
-        versions["nki_sim"] = importlib.metadata.version("qwen3-trainium")
+    found = versions.installed(
+        *("torch", "torchtitan", "transformers", "safetensors", "torch_neuronx", "nki")
+    )
+    # The simulator comes in this project's own package and has no version but the project's.
+    found["nki_sim"] = importlib.metadata.version("qwen3-trainium")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine = {
         "profile": profile.profile,
@@ -102,7 +98,7 @@ def environment_facts(profile) -> dict:
         "memory_gib": round(memory / 2**30),
         "platform": f"{platform.system()} {platform.machine()}",
     }
-    return {"versions": versions, "machine": machine}
+    return {"versions": found, "machine": machine}
 
 
 def state(record: dict) -> str:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from qwen3_trainium import assets, guards, neuron, profiles, weights
+from qwen3_trainium import assets, guards, neuron, profiles, versions, weights
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.launch import run_bytes
 from qwen3_trainium.profiles import ROOT, Profile
@@ -71,7 +71,7 @@ class Line:
 def report(profile: Profile | str) -> list[Line]:
     """Everything worth knowing before this profile's lessons run, most basic first."""
     profile = profiles.load(profile) if isinstance(profile, str) else profile
-    found = installed_versions()
+    found = versions.installed("torch", "torchtitan", "transformers", "torch_neuronx", "nki")
     lines = check_versions(found, profile.device)
     lines.append(check_symbols(profile.device))
     if profile.device == "neuron":
@@ -96,17 +96,6 @@ def report(profile: Profile | str) -> list[Line]:
     return [*lines, check_model(profile), check_dataset(profile)]
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions by import name, from metadata alone; what is not installed is left out."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "torchtitan", "transformers", "torch_neuronx", "nki"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def check_versions(found: dict[str, str], device: str) -> list[Line]:
     """Compare versions (import name → version) with the tested set. Imports nothing.
 
@@ -118,6 +107,9 @@ def check_versions(found: dict[str, str], device: str) -> list[Line]:
     for name in ("torch", "torchtitan", "transformers"):
         lines.append(_version(name, found.get(name), tested[name], device))
     if device == "neuron":
+        # The guide names a branch of torchtitan, so that the commit is what can be repeated.
+        commit = found.get("torchtitan_commit", "unknown: not installed from a repository")
+        lines.append(Line(OK, "torchtitan commit", commit))
         lines.append(_torch_neuronx(found.get("torch_neuronx"), found.get("torch")))
     return lines
 
