@@ -106,6 +106,20 @@ class NkiTensor:
     def __bool__(self):
         raise TypeError("a tensor has no value at compile time: use a dynamic loop or a select")
 
+    def __eq__(self, other):
+        """Only `== None` has an answer at compile time; `in` asks the same question."""
+        if other is None:
+            return False
+        raise TypeError(
+            "a tensor has no value at compile time, so == and != compare it with None only: use "
+            "nl.equal, or `is` for the same view"
+        )
+
+    def __ne__(self, other):
+        return not self == other
+
+    __hash__ = object.__hash__
+
     def __setitem__(self, key, value):
         fail(
             f"assignment to elements of {self.describe()}",
@@ -175,14 +189,18 @@ class NkiTensor:
             )
         return start, stop, step
 
-    def _index(self, dim, k):
+    def _index(self, dim, k, lowest=None):
         k, n = self._static(dim, k), self.shape[dim]
-        if not -n <= k < n:
-            fail(f"index {k} is out of bounds on dimension {dim} of {self.describe()}")
+        lowest = -n if lowest is None else lowest
+        if not lowest <= k < n:
+            fail(
+                f"index {k} is out of bounds on dimension {dim} of {self.describe()}",
+                rule=f"{lowest} <= index < {n}",
+            )
         return k + n * (k < 0)
 
     def _static(self, dim, k):
-        if isinstance(k, (int, np.integer)) and not isinstance(k, bool):
+        if _is_int(k):
             return int(k)
         fail(
             f"index {k!r} on dimension {dim} of {self.describe()} is not a compile-time integer",
@@ -197,13 +215,65 @@ class NkiTensor:
             )
 
     def _derive(self, shape, strides, offset, dtype=None):
-        return NkiTensor(
-            self.storage, dtype or self.dtype, shape, strides, offset, self.scalar, self.vector
+        return self._two_dims(
+            NkiTensor(
+                self.storage, dtype or self.dtype, shape, strides, offset, self.scalar, self.vector
+            )
         )
+
+    def _two_dims(self, view):
+        if len(view.shape) < 2 and view.on_chip():
+            fail(
+                f"view of {self.describe()} with shape {view.shape}",
+                rule="an on-chip view has a partition and at least one free dimension",
+                hint="t[:, i] keeps a free dimension of size 1",
+            )
+        return view
+
+    def _dim(self, dim, what, room=0):
+        """A dimension counted from the front; `room` is 1 where a new one may come last."""
+        count = self.ndim + room
+        if not _is_int(dim) or not -count <= dim < count:
+            fail(
+                f"{what} of dimension {dim!r} of {self.describe()}",
+                rule=f"a dimension is 0 to {count - 1}, or -1 to -{count} from the end",
+            )
+        return int(dim) % count
+
+    def _free_dim(self, dim, what, room=0):
+        """`_dim` for methods that may not touch the partition."""
+        dim = self._dim(dim, what, room)
+        if dim == 0 and self._keeps_dim0():
+            fail(
+                f"{what} on dimension 0 of {self.describe()}",
+                rule="the partition dimension cannot be moved, split, merged or broadcast by a "
+                "view; data crosses partitions by DMA, transpose, matmul or shuffle",
+            )
+        return dim
+
+    def _sizes(self, shape, what, infer=False):
+        """The sizes of new dimensions; with infer one of them may be -1."""
+        shape = tuple(shape)
+        given = [n for n in shape if not (infer and _is_int(n) and n == -1)]
+        if len(given) < len(shape) - 1 or any(not _is_int(n) or n < 1 for n in given):
+            fail(
+                f"{what} of {self.describe()} to sizes {shape}",
+                rule="sizes are integers ≥ 1" + (", one of them may be -1" if infer else ""),
+            )
+        return tuple(int(n) for n in shape)
+
+    def _direct(self, what):
+        if self.is_indirect():
+            fail(
+                f"{what} on {self.describe()}, whose address is known at run time only",
+                rule=f"{what} is not supported after select, vector_select or .ap with a run-time "
+                "index",
+                hint=f"call {what} first and give the index last",
+            )
 
     # ------------------------------------------------------------------ view methods
     def reshape(self, shape):
-        shape = tuple(int(n) for n in shape)
+        shape = self._sizes(shape, "reshape")
         if math.prod(shape) != self.size:
             fail(
                 f"reshape of {self.describe()} to {shape}",
@@ -229,23 +299,15 @@ class NkiTensor:
     def _keeps_dim0(self):
         return self.on_chip() or self.vector is not None
 
-    def _free_dim(self, dim, what):
-        if dim == 0 and self._keeps_dim0():
-            fail(
-                f"{what} on dimension 0 of {self.describe()}",
-                rule="the partition dimension cannot be moved, split, merged or broadcast by a "
-                "view; data crosses partitions by DMA, transpose, matmul or shuffle",
-            )
-
     def reshape_dim(self, dim, shape):
         _since("0.5", "reshape_dim()")
-        dim %= self.ndim
-        self._free_dim(dim, "reshape_dim")
+        dim = self._free_dim(dim, "reshape_dim")
+        shape = self._sizes(shape, "reshape_dim", infer=True)
         known = math.prod(n for n in shape if n != -1)
         parts = tuple(self.shape[dim] // known if n == -1 else n for n in shape)
         if math.prod(parts) != self.shape[dim]:
             fail(
-                f"reshape_dim of dimension {dim} of {self.describe()} into {tuple(shape)}",
+                f"reshape_dim of dimension {dim} of {self.describe()} into {shape}",
                 rule="the product must equal the dimension",
             )
         strides = tuple(s * self.strides[dim] for s in row_major(parts))
@@ -257,7 +319,13 @@ class NkiTensor:
 
     def flatten_dims(self, start_dim, end_dim):
         _since("0.5", "flatten_dims()")
-        self._free_dim(start_dim, "flatten_dims")
+        start_dim = self._free_dim(start_dim, "flatten_dims")
+        end_dim = self._dim(end_dim, "flatten_dims")
+        if end_dim < start_dim:
+            fail(
+                f"flatten_dims {start_dim}..{end_dim} of {self.describe()}",
+                rule="the first dimension comes before the last one",
+            )
         group = slice(start_dim, end_dim + 1)
         count = math.prod(self.shape[group])
         merged = regroup(self.shape[group], self.strides[group], (count,))
@@ -288,7 +356,8 @@ class NkiTensor:
 
     def broadcast(self, dim, size):
         _since("0.5", "broadcast()")
-        self._free_dim(dim, "broadcast")
+        dim = self._free_dim(dim, "broadcast")
+        (size,) = self._sizes((size,), "broadcast")
         if self.shape[dim] != 1:
             fail(
                 f"broadcast of dimension {dim} of {self.describe()}",
@@ -302,7 +371,7 @@ class NkiTensor:
 
     def expand_dim(self, dim):
         _since("0.5", "expand_dim()")
-        self._free_dim(dim, "expand_dim")
+        dim = self._free_dim(dim, "expand_dim", room=1)
         return self._derive(
             (*self.shape[:dim], 1, *self.shape[dim:]),
             (*self.strides[:dim], 1, *self.strides[dim:]),
@@ -311,7 +380,7 @@ class NkiTensor:
 
     def squeeze_dim(self, dim):
         _since("0.5", "squeeze_dim()")
-        self._free_dim(dim, "squeeze_dim")
+        dim = self._free_dim(dim, "squeeze_dim")
         if self.shape[dim] != 1:
             fail(
                 f"squeeze_dim of dimension {dim} of {self.describe()}",
@@ -327,6 +396,12 @@ class NkiTensor:
         """Split, reorder and merge named dimensions, as einops does, with tuples for groups."""
         _since("0.5", "rearrange()")
         sizes, view, names = dict(fixed_sizes or {}), self, []
+        self._sizes(sizes.values(), "rearrange")
+        if len(src_pattern) != self.ndim:
+            fail(
+                f"rearrange of {self.describe()} from {src_pattern}",
+                rule="the first pattern names every dimension",
+            )
         for dim, group in enumerate(src_pattern):
             group = (group,) if isinstance(group, str) else tuple(group)
             unknown = [g for g in group if g not in sizes]
@@ -350,29 +425,29 @@ class NkiTensor:
     def slice(self, dim, start, end, step=1):
         _since("0.5", "slice()")
         keys = [slice(None)] * self.ndim
+        dim = self._dim(dim, "slice")
+        if self._static(dim, start) < 0 or self._static(dim, end) < 0:
+            fail(
+                f"slice {start}:{end} on dimension {dim} of {self.describe()}",
+                rule=f"0 <= start < end <= {self.shape[dim]}; slice() counts from the front",
+            )
         keys[dim] = slice(start, end, step)
         return self[tuple(keys)]
 
     def select(self, dim, index):
         """Drop `dim` by taking one index of it: an integer, or a register or (1,1) tensor."""
         _since("0.5", "select()")
-        self._free_dim(dim, "select")
+        dim = self._free_dim(dim, "select")
         self._not_indirect(dim)
         shape = self.shape[:dim] + self.shape[dim + 1 :]
         strides = self.strides[:dim] + self.strides[dim + 1 :]
-        if isinstance(index, (int, np.integer)):
-            return self._derive(
-                shape, strides, self.offset + self._index(dim, index) * self.strides[dim]
-            )
+        if isinstance(index, (int, float, np.number)):
+            index = self._index(dim, index, lowest=0)
+            return self._derive(shape, strides, self.offset + index * self.strides[dim])
         self._not_twice()
-        return NkiTensor(
-            self.storage,
-            self.dtype,
-            shape,
-            strides,
-            self.offset,
-            scalar=(index, self.strides[dim]),
-        )
+        view = self._derive(shape, strides, self.offset)
+        view.scalar = (_run_time_index(index, self), self.strides[dim])
+        return view
 
     def vector_select(self, dim, vector_offset):
         _since("0.5", "vector_select()")
@@ -410,14 +485,15 @@ class NkiTensor:
 
     def view(self, dtype):
         """The same bytes as another dtype; the last dimension is rescaled by the size ratio."""
+        self._direct("view")
         dtype = name_of(dtype)
         old, new = self.itemsize, ITEMSIZE[dtype]
         if old == new:
             return self._derive(self.shape, self.strides, self.offset, dtype)
-        if self.strides[-1] != 1 or self.scalar is not None:
+        if self.strides[-1] != 1:
             fail(
                 f"view of {self.describe()} as {dtype}",
-                rule="the last dimension must be contiguous, and no dynamic select before",
+                rule="the last dimension must be contiguous",
             )
         bytes_of = [self.shape[-1] * old, self.offset * old, *[s * old for s in self.strides[:-1]]]
         if any(b % new for b in bytes_of):
@@ -446,6 +522,7 @@ class NkiTensor:
         disagree on what happens to the offset of a sliced receiver, so such a receiver is refused.
         A run-time index is multiplied by the product of the receiver's shape after `indirect_dim`.
         """
+        self._direct(".ap")
         if self.offset != 0:
             fail(
                 f".ap on a view of {self.describe()} that starts at element {self.offset}",
@@ -453,9 +530,14 @@ class NkiTensor:
                 hint="call .ap on the whole tensor and put the start into offset=",
             )
         dtype = self.dtype if dtype is None else name_of(dtype)
-        for stride, count in pattern:
-            self._static(0, stride)
-            if self._static(0, count) < 1:
+        for pair in pattern:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                fail(
+                    f".ap pattern {pattern} on {self.describe()}",
+                    rule="a pattern is [[stride, count], ...], one pair a dimension",
+                )
+            self._static(0, pair[0])
+            if self._static(0, pair[1]) < 1:
                 fail(f".ap pattern {pattern} on {self.describe()} has a count below 1")
         offset = self._static(0, offset or 0)
         shape = tuple(int(count) for _, count in pattern)
@@ -466,10 +548,10 @@ class NkiTensor:
                 f".ap on {self.describe()} with scalar_offset and vector_offset",
                 rule="the two are exclusive",
             )
+        indirect_dim = self._dim(indirect_dim, ".ap(indirect_dim=)")
         multiplier = math.prod(self.shape[indirect_dim + 1 :]) * self.itemsize // ITEMSIZE[dtype]
         if scalar_offset is not None:
-            self._not_twice()
-            scalar = (scalar_offset, multiplier)
+            scalar = (_run_time_index(scalar_offset, self), multiplier)
         if vector_offset is not None:
             self._vector_rules(indirect_dim, vector_offset)
             if vector_offset.shape[0] != shape[0]:
@@ -479,7 +561,9 @@ class NkiTensor:
                     rule="the first count is the number of row indices",
                 )
             vector, strides = (vector_offset, multiplier), (0, *strides[1:])
-        view = NkiTensor(self.storage, dtype, shape, strides, offset, scalar, vector)
+        view = self._two_dims(
+            NkiTensor(self.storage, dtype, shape, strides, offset, scalar, vector)
+        )
         view._check_pattern(pattern)
         return view
 
@@ -510,6 +594,17 @@ class NkiTensor:
                     rule=f"a static pattern must stay inside the storage, "
                     f"0..{storage.nbytes // item - 1}",
                 )
+
+
+def _is_int(value):
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+
+
+def _run_time_index(index, t):
+    from .table import check_scalar_offset  # table.py builds on this module
+
+    check_scalar_offset(index, t)
+    return index
 
 
 def row_major(shape):

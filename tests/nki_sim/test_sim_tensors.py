@@ -1,5 +1,6 @@
 """Views: what they show, that they alias, and the rules that the documentation states."""
 
+import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
@@ -162,11 +163,96 @@ def test_view_methods_show_what_numpy_shows():
         lambda t: t[0:1].squeeze_dim(0),
         lambda t: t[0:1].broadcast(0, 4),
         lambda t: t.select(0, 1),
+        # The same dimension, counted from the end.
+        lambda t: t.reshape_dim(-3, (2, 2)),
+        lambda t: t.flatten_dims(-3, -2),
+        lambda t: t.expand_dim(-4),
+        lambda t: t[0:1].squeeze_dim(-3),
+        lambda t: t[0:1].broadcast(-3, 4),
+        lambda t: t.select(-3, 1),
     ],
 )
 def test_no_view_moves_the_partition(make):
     refuses("partition dimension cannot be moved", lambda: make(numbers(4, 6, 8)))
     on_core(lambda: make(numbers(4, 6, 8, place="hbm")))
+
+
+def test_rows_by_indices_stay_where_they_are():
+    def rows():
+        index = tile(np.zeros((16, 1), np.int32))
+        return numbers(4, 6, 8, place="hbm").vector_select(0, index)
+
+    on_core(lambda: rows().flatten_dims(1, 2))
+    refuses("partition dimension cannot be moved", lambda: rows().flatten_dims(0, 1))
+    refuses("partition dimension cannot be moved", lambda: rows().permute((1, 0, 2)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: t.select(-1, 3), lambda t: t.slice(-1, 2, 5), lambda t: t.expand_dim(-1),
+        lambda t: t[:, 0:1].broadcast(-2, 5), lambda t: t.flatten_dims(1, -1),
+        lambda t: t.reshape_dim(-1, (2, -1)), lambda t: t.expand_dim(3).squeeze_dim(-1),
+    ],
+)  # fmt: skip
+def test_dimensions_may_count_from_the_end(make):
+    expected = {(4, 6): "...3", (4, 6, 3): "...2:5", (4, 6, 8, 1): "all", (4, 5, 8): "rows",
+                (4, 48): "all", (4, 6, 2, 4): "all", (4, 6, 8): "all"}  # fmt: skip
+
+    def body():
+        t = numbers(4, 6, 8)
+        a, view = t.np, make(t)
+        shown = {"...3": a[..., 3], "...2:5": a[..., 2:5], "rows": np.repeat(a[:, 0:1], 5, 1)}
+        want = shown.get(expected[view.shape], a)
+        assert (view.np == want.reshape(view.shape)).all()
+
+    on_core(body)
+
+
+@pytest.mark.parametrize("dim", [3, -4, 1.0, True, None])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t, d: t.select(d, 0), lambda t, d: t.slice(d, 0, 1),
+        lambda t, d: t.broadcast(d, 2), lambda t, d: t.squeeze_dim(d),
+        lambda t, d: t.expand_dim(d if d not in (3, -4) else d * 2),
+        lambda t, d: t.reshape_dim(d, (1, 1)), lambda t, d: t.flatten_dims(1, d),
+        lambda t, d: t.flatten_dims(d, 2),
+        lambda t, d: t.ap([[1, 1], [1, 1]], scalar_offset=nisa.register_alloc(0), indirect_dim=d),
+    ],
+)  # fmt: skip
+def test_dimensions_that_do_not_exist(call, dim):
+    refuses("a dimension is 0 to", lambda: call(numbers(4, 6, 8, place="hbm"), dim))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: t.select(1, 0), lambda t: t.select(1, nisa.register_alloc(0)),
+        lambda t: t.squeeze_dim(1), lambda t: t.reshape((4,)), lambda t: t.ap([[1, 4]]),
+        lambda t: t.flatten_dims(1, 1).select(1, 0),
+    ],
+)  # fmt: skip
+def test_on_chip_views_keep_a_free_dimension(make):
+    refuses("a partition and at least one free dimension", lambda: make(numbers(4, 1)))
+    on_core(lambda: make(numbers(4, 1, place="hbm")))
+    on_core(lambda: numbers(4, 1, 1).select(1, 0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: t.broadcast(1, 0), lambda t: t.broadcast(1, -1), lambda t: t.broadcast(1, 2.0),
+        lambda t: t.reshape((4, -1, -1)), lambda t: t.reshape((4, 1.0)),
+        lambda t: t.reshape((-4, -1)),
+        lambda t: t.reshape_dim(1, (0, -1)), lambda t: t.reshape_dim(1, (-1, -1)),
+        lambda t: t.reshape_dim(1, (-2, -1)), lambda t: t.reshape_dim(1, (True, 1)),
+        lambda t: t.rearrange(("a", ("b", "c")), ("a", "b", "c"), {"b": 0}),
+    ],
+)  # fmt: skip
+def test_sizes_are_at_least_one(make):
+    refuses("sizes are integers ≥ 1", lambda: make(numbers(4, 1)))
+    on_core(lambda: numbers(4, 1).broadcast(1, 1).reshape((4, 1)).reshape_dim(1, (1, -1)))
 
 
 @pytest.mark.parametrize(
@@ -189,6 +275,13 @@ def test_other_rules_of_view_methods():
     refuses("contiguous in memory", lambda: numbers(4, 6, 8)[:, 0:3, 0:4].flatten_dims(1, 2))
     refuses("names differ", lambda: numbers(4, 6).rearrange(("a", "b"), ("a", "c")))
     refuses("product must equal", lambda: numbers(4, 6).reshape_dim(1, (4, 2)))
+    refuses("product must equal", lambda: numbers(4, 6).reshape_dim(1, (4, -1)))
+    refuses("first dimension comes before", lambda: numbers(4, 6, 8).flatten_dims(2, 1))
+    refuses("names every dimension", lambda: numbers(4, 6, 8).rearrange(("a", "b"), ("a", "b")))
+    refuses("0 <= index < 6", lambda: numbers(4, 6, 8).select(1, -1))
+    refuses("out of bounds", lambda: numbers(4, 6, 8).select(1, 6))
+    refuses("compile-time integer", lambda: numbers(4, 6, 8).select(1, 1.0))
+    refuses("counts from the front", lambda: numbers(4, 6).slice(1, -3, 6))
 
 
 # ------------------------------------------------------------------ bits
@@ -253,6 +346,51 @@ def test_static_patterns_stay_inside(pattern, offset, text):
     on_core(lambda: numbers(4, 12).ap([[12, 4], [1, 12]]))
 
 
+@pytest.mark.parametrize("make", [lambda t: t.view(nl.int16), lambda t: t.view(nl.int32),
+                                  lambda t: t.ap([[6, 1], [1, 6]])])  # fmt: skip
+def test_views_of_bytes_come_before_the_run_time_index(make):
+    """After it they would forget the index, and show other rows than those asked for."""
+
+    def source():
+        return numbers(10, 6, place="hbm")
+
+    def rows():
+        return tile(np.array([[4], [0], [9]], np.int32))
+
+    on_core(lambda: make(source()))
+    for indirect in (
+        lambda: source().vector_select(0, rows()),
+        lambda: source().ap([[6, 3], [1, 6]], vector_offset=rows()),
+        lambda: source().ap([[6, 1], [1, 6]], scalar_offset=nisa.register_alloc(1)),
+        lambda: source().select(0, nisa.register_alloc(1)),
+    ):
+        refuses("not supported after select, vector_select or .ap", lambda i=indirect: make(i()))
+
+
+def test_a_run_time_index_counts_elements_of_the_new_dtype():
+    """4 × 6 float32 are 4 × 12 bfloat16: index 2 starts at element 2 · 12, column 1 at 25."""
+
+    def body():
+        t = numbers(4, 6, place="hbm")
+        view = t.ap([[12, 1], [1, 4]], offset=1, dtype=nl.bfloat16,
+                    scalar_offset=nisa.register_alloc(2))  # fmt: skip
+        row = blank((1, 4), "bfloat16")
+        nisa.dma_copy(row, view)
+        assert (row.np.view(np.uint16) == t.np[2].view(np.uint16)[1:5]).all()
+        wide = numbers(4, 6, dtype=np.int16, place="hbm")
+        view = wide.ap([[3, 1], [1, 3]], dtype=nl.int32, scalar_offset=nisa.register_alloc(2))
+        row = blank((1, 3), "int32")
+        nisa.dma_copy(row, view)
+        assert (row.np == wide.np[2].view(np.int32)).all()
+
+    on_core(body)
+
+
+def test_ap_patterns_are_pairs():
+    refuses("one pair a dimension", lambda: numbers(4, 12).ap([12, 4]))
+    refuses("one pair a dimension", lambda: numbers(4, 12).ap([[12, 4], [1]]))
+
+
 def test_ap_on_a_sliced_receiver_is_refused_because_the_pages_disagree():
     refuses("starts at element 3", lambda: numbers(4, 12)[:, 3:].ap([[12, 4], [1, 2]]))
 
@@ -271,6 +409,23 @@ def test_hbm_patterns_are_free():
 def test_a_tensor_has_no_truth_value():
     with pytest.raises(TypeError, match="no value at compile time"):
         on_core(lambda: bool(numbers(1, 1)))
+
+
+@pytest.mark.parametrize(
+    "compare", [lambda t: t == 0, lambda t: t != 0, lambda t: t == t, lambda t: t in (0, 1)]
+)
+def test_a_tensor_is_compared_with_none_only(compare):
+    with pytest.raises(TypeError, match="compare it with None only"):
+        on_core(lambda: compare(numbers(1, 1)))
+
+    def body():
+        t = numbers(1, 1)
+        assert (t == None) is False  # noqa: E711
+        assert t != None  # noqa: E711
+        assert t in [t]  # the same object, which Python finds without ==
+        assert {t: 1}[t] == 1
+
+    on_core(body)
 
 
 def test_shapes_and_buffers():
