@@ -42,9 +42,9 @@ def test_tiles_of_a_trace_add_up_to_its_live_memory(recorded):
 
 
 def test_boxes_of_the_tile_map_do_not_overlap_and_reach_the_peak(recorded):
-    ax = kernel_plots.tile_map(recorded, core=1)
+    ax = kernel_plots.tile_map(recorded)
     boxes = [p.get_bbox() for p in ax.patches if isinstance(p, Rectangle)]
-    assert len(boxes) == sum(core == 1 for _, core, _ in recorded.tiles)
+    assert len(boxes) == sum(core == 0 for _, core, _ in recorded.tiles)
     for i, a in enumerate(boxes):
         for b in boxes[i + 1 :]:
             apart_in_time = a.x1 <= b.x0 + 1e-6 or b.x1 <= a.x0 + 1e-6

@@ -17,8 +17,9 @@ from qwen3_trainium.plots import BLUE, CYCLE, GREY, MARKERS, ORANGE, SKY
 KIB = 1024
 
 
-def row_tiles(rows: int, partitions: int = 128) -> Axes:
+def row_tiles(rows: int) -> Axes:
     """How a matrix of `rows` rows is cut into tiles, each row on a partition of SBUF."""
+    partitions = arch.PMAX
     tiles = -(-rows // partitions)
     _, ax = plt.subplots(figsize=(8.0, 3.6))
     colours = [CYCLE[i % len(CYCLE)] for i in range(tiles)]
@@ -76,14 +77,15 @@ def partition_contents(owners: Mapping[str, np.ndarray], title: str) -> np.ndarr
     return axes
 
 
-def tile_map(trace, core: int = 0, launch: int = 0, instructions: int | None = None) -> Axes:
-    """SBUF over one kernel call: each tile is a box from its first to its last instruction.
+def tile_map(trace, instructions: int | None = None) -> Axes:
+    """SBUF of core 0 over the first kernel call: each tile a box from first to last instruction.
 
+    instructions   how many to show, from the first on; all if None
     Height: bytes a partition. Places are first fit, as one way in which they can lie; a compiler
     chooses its own.
     """
     lives = [
-        life for at, on, life in trace.tiles if at == launch and on == core and life.place == "sbuf"
+        life for launch, core, life in trace.tiles if launch == core == 0 and life.place == "sbuf"
     ]
     lives.sort(key=lambda life: life.first)
     last = min(max(life.last for life in lives), instructions or 10**9)
@@ -107,7 +109,7 @@ def tile_map(trace, core: int = 0, launch: int = 0, instructions: int | None = N
         ylim=(0, top * 1.12),
         xlabel="instruction number",
         ylabel="KiB a partition",
-        title=f"core {core}: {top:.0f} of {capacity:.0f} KiB of SBUF in use at most",
+        title=f"core 0: {top:.0f} of {capacity:.0f} KiB of SBUF in use at most",
     )
     handles = [Patch(color=colour, alpha=0.5, label=name) for name, colour in colours.items()]
     ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5))
