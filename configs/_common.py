@@ -11,7 +11,21 @@ from qwen3_trainium.profiles import Profile
 # weights (transformers_modeling_backend_sft_full). At 8e-4 ten steps would undo published weights.
 RANDOM_LEARNING_RATE = 8e-4
 PUBLISHED_LEARNING_RATE = 2e-5
-HELDOUT_STEPS = 4  # batches of held-out text a rank reads for its loss; 2,048 tokens on cpu
+# Batches of held-out text that a rank reads for its loss: 2,048 tokens in all on cpu, 131,072 on
+# trn2, where plain Transformers has to read the same ones on the host.
+HELDOUT_STEPS = {"cpu": 4, "neuron": 1}
+# Seconds that a rank waits for the others in one collective, before the first step is over and
+# after it, in place of torchtitan's 300 and 100. In the first step each rank compiles, and the
+# slowest can need most of an hour longer than the one that finds its graphs in the cache. Later
+# few ranks join the files of the export, 8 GB read and written, while the others wait. None of it
+# was measured: not verified on hardware.
+TIMEOUTS = {"neuron": {"init_timeout_seconds": 7200, "train_timeout_seconds": 900}}
+# Import paths of the overrides that recipes switch on, apart from `qwen3_trainium.overrides` since
+# a recipe must be importable before torchtitan is.
+SDPA = "qwen3_trainium.overrides.sdpa"
+SDPA_CAUSAL = "qwen3_trainium.overrides.sdpa_causal"
+NKI_ROPE = "qwen3_trainium.overrides.nki_rope"
+NKI_EXPERTS = "qwen3_trainium.overrides.nki_experts"
 
 
 def set_run(config, profile: Profile, folder: Path, *, published: bool) -> None:
@@ -54,6 +68,7 @@ def set_run(config, profile: Profile, folder: Path, *, published: bool) -> None:
     compat.set_fields(
         config.metrics, log_freq=1, enable_tensorboard=True, disable_color_printing=True
     )
+    compat.set_fields(config.comm, **TIMEOUTS.get(profile.device, {}))
     # Fixed, so that a random start can be repeated; written beside the run, so that it can be read.
     compat.set_fields(config.debug, seed=0, print_config=False, save_config_file="config.json")
 
@@ -71,7 +86,7 @@ def set_data(config, profile: Profile) -> None:
         config.validator,
         enable=True,
         freq=profile.steps,  # after the first step and after the last
-        steps=HELDOUT_STEPS,
+        steps=HELDOUT_STEPS[profile.device],
         dataloader=loader.Config(dataset="c4_test", dataset_path=heldout),
     )
 

@@ -11,13 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs import _common
+from configs._common import NKI_EXPERTS, NKI_ROPE, SDPA
 from qwen3_trainium import compat, moe, profiles, spec, weights
 from qwen3_trainium.profiles import Profile
-
-# Three switches; each is the import path of one override.
-NKI_EXPERTS = "qwen3_trainium.overrides.nki_experts"
-NKI_ROPE = "qwen3_trainium.overrides.nki_rope"
-SDPA = "qwen3_trainium.overrides.sdpa"
 
 
 def build(

@@ -9,12 +9,10 @@ model spec: no 32B model is trained. One builder serves a laptop and the instanc
 from pathlib import Path
 
 from configs import _common
+from configs._common import NKI_ROPE, SDPA, SDPA_CAUSAL
 from qwen3_trainium import assets, compat, profiles, spec, tiny
 from qwen3_trainium.profiles import Profile
 
-SDPA = "qwen3_trainium.overrides.sdpa"
-SDPA_CAUSAL = "qwen3_trainium.overrides.sdpa_causal"
-NKI_ROPE = "qwen3_trainium.overrides.nki_rope"
 # Ranks that share one layer's matrices; the others shard data. 4 × 16 on the instance keeps a
 # tensor-parallel group within one Trainium2 chip, which has four logical cores at LNC=2.
 TENSOR_PARALLEL = {"cpu": 2, "neuron": 4}
@@ -83,7 +81,7 @@ def set_mesh(config, profile: Profile, *, tensor_parallel: int) -> None:
             dataset=loader.dataset, dataset_path=loader.dataset_path, streams=streams
         )
     # Counted per rank: fewer data-parallel ranks read more batches each.
-    steps = _common.HELDOUT_STEPS * streams // data_ranks
+    steps = _common.HELDOUT_STEPS[profile.device] * streams // data_ranks
     compat.set_fields(config.validator, steps=steps)
 
 

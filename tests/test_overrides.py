@@ -115,8 +115,8 @@ def overridden(name):
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        (overrides.SDPA, overrides.DocumentAttention.Config, "documents apart"),
-        (overrides.SDPA_CAUSAL, upstream.ScaledDotProductAttention.Config, "CAUSAL ONLY"),
+        (native.SDPA, overrides.DocumentAttention.Config, "documents apart"),
+        (native.SDPA_CAUSAL, upstream.ScaledDotProductAttention.Config, "CAUSAL ONLY"),
     ],
 )
 def test_each_layer_is_replaced_once_and_the_choice_can_be_told(name, kind, words):
@@ -132,14 +132,14 @@ def logits(name, tokens, where):
     model = model_config.build()
     with torch.no_grad():
         model.init_weights()
-        masks = model.get_attention_masks(where) if name == overrides.SDPA else None
+        masks = model.get_attention_masks(where) if name == native.SDPA else None
         return model(tokens, positions=where, attention_masks=masks)
 
 
 def test_a_document_packed_twice_gives_the_same_logits_both_times():
     document = torch.randint(0, 4096, (1, 20), generator=torch.Generator().manual_seed(2))
     tokens, where = document.repeat(1, 2), torch.arange(20).repeat(1, 2)
-    first, second = logits(overrides.SDPA, tokens, where).chunk(2, dim=1)
+    first, second = logits(native.SDPA, tokens, where).chunk(2, dim=1)
     assert (first - second).abs().max() <= 1e-5  # rows of other sizes are summed in other orders
-    first, second = logits(overrides.SDPA_CAUSAL, tokens, where).chunk(2, dim=1)
+    first, second = logits(native.SDPA_CAUSAL, tokens, where).chunk(2, dim=1)
     assert (first - second).abs().max() > 1e-3  # the second copy has read the first

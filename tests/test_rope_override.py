@@ -124,7 +124,7 @@ def swap(profile, *imports):
 
 
 def test_all_layers(profile):
-    lines, swapped = swap(profile, overrides.NKI_ROPE)
+    lines, swapped = swap(profile, native.NKI_ROPE)
     assert len(lines) == 4
     assert swapped == [True] * 4
 
@@ -150,7 +150,7 @@ def test_some_layers(profile, patterns, layers):
 
 def test_two_claims_on_a_layer_are_refused(profile):
     with pytest.raises(ValueError, match="both claim node"):
-        swap(profile, overrides.NKI_ROPE, overrides.nki_rope_on("layers.0.*"))
+        swap(profile, native.NKI_ROPE, overrides.nki_rope_on("layers.0.*"))
 
 
 def test_a_length_that_the_kernel_cannot_take_is_refused_before_a_launch(profile, monkeypatch):
@@ -159,7 +159,7 @@ def test_a_length_that_the_kernel_cannot_take_is_refused_before_a_launch(profile
     with pytest.raises(SettingError, match="use 256, or 128 with LNC 1"):
         config_of(short, "published_nki_rope")
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
-    assert overrides.NKI_ROPE in config_of(short, "published_nki_rope").override.imports
+    assert native.NKI_ROPE in config_of(short, "published_nki_rope").override.imports
 
 
 LINE = (
@@ -199,7 +199,7 @@ def stock(profile, tmp_path_factory):
 
 def test_two_ranks_train_with_one_replacement_a_layer(profile, stock, tmp_path):
     """Tensor parallel, where each rank holds half of the heads as a DTensor."""
-    imports = ["--override.imports", overrides.SDPA, overrides.NKI_ROPE]
+    imports = ["--override.imports", native.SDPA, native.NKI_ROPE]
     run = launch.launch("native", "tensor_parallel", profile, runs=tmp_path, arguments=imports)
     log = (run.folder / "log.txt").read_text()
     names = [f"model_spec.model.layers.{i}.attention.rope" for i in range(4)]
@@ -300,7 +300,3 @@ def test_a_half_mended_kernel_is_not_right(tmp_path):
     state, text = kernel_exercises.judge(5, kernel)
     assert state == kernel_exercises.NOT_YET
     assert "[512, 5, 8]" in text
-
-
-def test_the_recipes_name_is_the_overrides():
-    assert native.NKI_ROPE == overrides.NKI_ROPE

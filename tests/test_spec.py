@@ -93,4 +93,4 @@ def test_the_config_of_the_instance_has_the_guides_numbers():
     config = launch.build_config("native", "tensor_parallel", profile)
     assert config.parallelism.tensor_parallel_degree == 4  # × 16
     assert config.training.global_batch_size == 64
-    assert config.validator.steps == 4 * 64 // 16
+    assert config.validator.steps == 64 // 16

@@ -22,11 +22,6 @@ from torchtitan.protocols.module import Module
 
 from qwen3_trainium.attention import document_mask
 
-SDPA = "qwen3_trainium.overrides.sdpa"
-SDPA_CAUSAL = "qwen3_trainium.overrides.sdpa_causal"
-NKI_ROPE = "qwen3_trainium.overrides.nki_rope"
-NKI_EXPERTS = "qwen3_trainium.overrides.nki_experts"
-
 
 class DocumentAttention(Module):
     """Scaled-dot-product attention that keeps the documents of a packed batch apart.

@@ -20,8 +20,7 @@ from torch.nn import functional
 
 from qwen3_trainium import rotary
 from qwen3_trainium.attention import document_mask
-
-IGNORED_LABEL = -100
+from qwen3_trainium.verify import IGNORED_LABEL
 
 
 @dataclasses.dataclass(frozen=True)
