@@ -1,12 +1,14 @@
 # make run     every lesson headless; ends with the verdict and the path of the report
-# make test    lint, the lessons against their committed outputs, the tests
+# make test    lint, every lesson again on the CPU, the tests
 # make lab     the lessons in JupyterLab
 # make bench   the benchmarks, in order
 # make dry-run the instance's configs at full width on a fake 64-rank backend
 # make outputs run the lessons with the cpu profile and commit-ready outputs in notebooks/
 #
 # Each creates .venv on first use. On a Neuron machine the active environment is used instead, and
-# nothing that it has is replaced; NEURON=1 says so where the machine is not recognised.
+# nothing that it has is replaced; NEURON=1 says so where the machine is not recognised. `run` then
+# takes the profile trn2, elsewhere cpu; PROFILE=NAME or PROFILE=FILE.yaml is another. `test` takes
+# cpu everywhere: committed outputs are a CPU's, and a test must not need a device or hold one.
 
 SHELL := bash
 .DELETE_ON_ERROR:
@@ -23,15 +25,17 @@ endif
 ifeq ($(NEURON),1)
 ENVIRONMENT := $(shell python -c 'import sys; print(sys.prefix)')
 PY := python
+PROFILE := trn2
 else
 ENVIRONMENT := .venv
 PY := .venv/bin/python
+PROFILE := cpu
 endif
 # Newer than pyproject.toml when what it asks for is installed.
 INSTALLED := $(ENVIRONMENT)/.qwen3-trainium-installed
 
 run: $(INSTALLED)
-	$(PY) -m qwen3_trainium run --overwrite
+	$(PY) -m qwen3_trainium run --profile $(PROFILE) --overwrite
 
 test: lint
 	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=1800 --timeout=1800 \

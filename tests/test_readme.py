@@ -78,7 +78,21 @@ def test_a_neuron_environment_is_used_and_nothing_of_it_replaced(tmp_path):
     assert constraints.read_text() == "torch==2.14.0\n"
     installs = [call for call in calls if "pip install" in call]
     assert installs == [f"-m pip install --constraint {constraints} -e .[notebooks,dev]"]
-    assert calls[-1] == "-m qwen3_trainium run --overwrite"
+    assert calls[-1] == "-m qwen3_trainium run --profile trn2 --overwrite"
+
+
+@pytest.mark.parametrize(
+    ("variables", "profile"), [((), "cpu"), (("PROFILE=mine.yaml",), "mine.yaml")]
+)
+def test_make_names_the_profile(variables, profile):
+    shown = subprocess.run(
+        ["make", "run", "--dry-run", "NEURON=", *variables],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert f"-m qwen3_trainium run --profile {profile} --overwrite" in shown
 
 
 def test_a_neuron_machine_without_its_environment_installs_nothing(tmp_path):
