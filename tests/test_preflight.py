@@ -285,7 +285,7 @@ def test_cpu_report_skips_what_is_of_neuron(quick):
 
 def test_report_on_the_guides_machine(quick, tool, monkeypatch, tmp_path):
     tool(f"cat {SAMPLES}/trn2.48xlarge-lnc2.json")
-    monkeypatch.setattr(versions, "installed", lambda *names: GUIDE)
+    monkeypatch.setattr(preflight, "installed_versions", lambda: GUIDE)
     monkeypatch.setattr(preflight, "installed_sdk", lambda: SDK)
     monkeypatch.setattr(preflight.guards, "host_memory", lambda: 2000 * GIB)
     monkeypatch.setattr(preflight.assets, "model_folder", lambda profile: tmp_path / "nowhere")
@@ -306,7 +306,7 @@ def test_report_with_nothing_of_neuron_installed_fails_and_does_not_break(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(neuron, "TOOL", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(versions, "installed", lambda *names: {"python": "3.12.3"})
+    monkeypatch.setattr(preflight, "installed_versions", lambda: {"python": "3.12.3"})
     assert preflight.main(["--profile", "trn2"]) == 1
     printed = capsys.readouterr().out
     for name in ("torch ", "torch_neuronx", "NeuronCores"):

@@ -19,9 +19,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from qwen3_trainium import assets, guards, neuron, profiles, versions, weights
+from qwen3_trainium import assets, cpu, guards, neuron, profiles, versions, weights
 from qwen3_trainium.errors import SettingError
-from qwen3_trainium.launch import run_bytes
 from qwen3_trainium.profiles import ROOT, Profile
 from qwen3_trainium.versions import CPU, NEURON, NKI_OF_SDK
 
@@ -71,7 +70,7 @@ class Line:
 def report(profile: Profile | str) -> list[Line]:
     """Everything worth knowing before this profile's lessons run, most basic first."""
     profile = profiles.load(profile) if isinstance(profile, str) else profile
-    found = versions.installed("torch", "torchtitan", "transformers", "torch_neuronx", "nki")
+    found = installed_versions()
     lines = check_versions(found, profile.device)
     lines.append(check_symbols(profile.device))
     if profile.device == "neuron":
@@ -94,6 +93,11 @@ def report(profile: Profile | str) -> list[Line]:
         )
     lines += check_room(profile, machine)
     return [*lines, check_model(profile), check_dataset(profile)]
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what a run's numbers depend on, by import name; absent packages are left out."""
+    return versions.installed("torch", "torchtitan", "transformers", "torch_neuronx", "nki")
 
 
 def check_versions(found: dict[str, str], device: str) -> list[Line]:
@@ -183,7 +187,13 @@ def check_symbols(device: str) -> Line:
     else:
         command = [sys.executable, "-c", PROBE, json.dumps(symbols), device]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S)
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=IMPORT_TIMEOUT_S,
+                env=cpu.with_accelerators(os.environ),
+            )
             missing = json.loads(done.stdout.strip().splitlines()[-1])
         except (subprocess.TimeoutExpired, ValueError, IndexError):
             found, do = "the import ended without an answer", "import it by hand"
@@ -204,8 +214,6 @@ print(json.dumps(missing_symbols(json.loads(sys.argv[1]), sys.argv[2])))
 def missing_symbols(symbols: list[tuple[str, str]], device: str) -> list[str]:
     """Those of the (module, name) pairs that cannot be imported in this process."""
     if device == "cpu":
-        from qwen3_trainium import cpu
-
         cpu.prepare()
     missing = []
     for module, name in symbols:
@@ -405,7 +413,7 @@ def check_room(profile: Profile, machine: neuron.Machine | None) -> list[Line]:
     if model is None:
         reason = f"the size of {profile.model} is known after lesson 00"
         return [Line(SKIP, name, reason) for name in ("disk", "memory")]
-    needed = run_bytes(model.n_params)
+    needed = guards.run_bytes(model.n_params)
     if not model.bytes:
         needed += model.n_params * 2  # the download, in bfloat16
     disk = _guarded(
