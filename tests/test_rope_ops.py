@@ -5,6 +5,8 @@ Kernels run under the simulator; the kernel's own tests are in `nki_sim/test_rop
 
 import gc
 import importlib.util
+import json
+import math
 import shutil
 import sys
 import types
@@ -19,6 +21,10 @@ from nki_sim import trace
 from qwen3_trainium import cpu, kernel_backend
 
 cpu.prepare()  # before torchtitan, whose cache is used here
+
+import nki  # noqa: E402, kernel_backend has put our simulator in its place
+import nki.isa as nisa  # noqa: E402
+import nki.language as nl  # noqa: E402
 
 from qwen3_trainium import rope_parity  # noqa: E402
 from qwen3_trainium.errors import SettingError  # noqa: E402
@@ -70,13 +76,16 @@ MORE = (
 )
 
 
+EXACT = {"forward": 0, "backward": 0, "forward_hf": 0, "backward_hf": 0}
+
+
 @pytest.mark.parametrize("case", rope_parity.CASES + MORE, ids=str)
 def test_equal_to_pytorch_and_transformers_to_the_last_bit(case):
     """0.0, because all round the same products and sums once each, in float32.
 
     bfloat16 as well: all three compute in float32 and round once, at the end.
     """
-    assert rope_parity.differences(case) == {"forward": 0, "transformers": 0, "backward": 0}
+    assert rope_parity.differences(case) == EXACT
 
 
 FAULTS = {
@@ -108,8 +117,55 @@ def test_the_comparison_rejects_a_backward_that_turns_the_same_way(monkeypatch):
 
     monkeypatch.setattr(kernel_backend, "run", forward_only)
     found = rope_parity.differences(Case(1, 4, 2, 256, 64, 2))
-    assert found["forward"] == 0
+    assert found["forward"] == found["forward_hf"] == 0
     assert found["backward"] > 0.1
+    assert found["backward_hf"] > 0.1
+
+
+@nki.jit
+def no_op(q, k, cache, backward=False, positions_BS=None):
+    """Zeros, whatever it is given, as old kernels on a newer NKI returned."""
+    q_out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    k_out = nl.ndarray(k.shape, dtype=k.dtype, buffer=nl.shared_hbm)
+    if nl.program_id(axis=0) == 0:
+        for out in (q_out, k_out):
+            zeros = nl.zeros((128, out.size // 128), dtype=out.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=out.reshape(zeros.shape), src=zeros)
+    return q_out, k_out
+
+
+def test_a_kernel_that_does_nothing_ends_the_device_check_with_an_error(monkeypatch, capsys):
+    cases = [Case(1, 2, 1, 256, 64, 2)]
+    assert rope_parity.main("cpu", cases) == ""
+    monkeypatch.setattr(operators, "rope_kernel_bshd", no_op)
+    fault = rope_parity.main("cpu", cases)
+    assert fault.startswith(f"{cases[0]}: the difference is not 0.0 but {{'forward': inf, ")
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["forward"] for row in rows] == [0, math.inf]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_one_result_that_is_not_finite_is_no_small_difference(value, monkeypatch):
+    """Of a NaN beside a 0.0 `max` gives either, by their order."""
+    run = kernel_backend.run
+
+    def spoiled(*arguments, **named):
+        q, k = run(*arguments, **named)
+        k[0, 3, 0, 5] = value
+        return q, k
+
+    monkeypatch.setattr(kernel_backend, "run", spoiled)
+    found = rope_parity.differences(Case(1, 2, 1, 256, 64, 2))
+    assert set(found.values()) == {math.inf}
+
+
+def test_the_device_check_fails_where_no_kernel_ran_on_the_device(monkeypatch):
+    monkeypatch.setattr(rope_parity, "table", lambda device, cases: iter([]))
+    monkeypatch.setattr(kernel_backend, "ran", lambda: {"rope_kernel": "reference"})
+    assert rope_parity.main("neuron").splitlines() == [
+        "no case is for LNC 2",
+        "not all ran on neuron, but on reference",
+    ]
 
 
 def test_positions_follow_the_documents():
@@ -539,4 +595,4 @@ def test_an_implementation_that_is_not_installed_is_refused():
 @pytest.mark.parametrize("case", [c for c in rope_parity.CASES if c.dtype == F32], ids=str)
 def test_rope_hf_equals_ours(case):
     found = rope_parity.differences(case, implementation="rope_hf")
-    assert found == {"forward": 0, "transformers": 0, "backward": 0}
+    assert found == EXACT

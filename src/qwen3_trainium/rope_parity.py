@@ -1,6 +1,8 @@
 """Is the rotary kernel right? Forward and backward against two programs that know nothing of it.
 
-    python -m qwen3_trainium.rope_parity DEVICE      prints one JSON line a case
+    python -m qwen3_trainium.rope_parity DEVICE
+
+prints one JSON line a case, and ends with an error when any difference is not 0.0.
 
 In float32 the kernel multiplies and adds the same pairs in the same order as PyTorch does, so the
 difference must be 0.0: a product is rounded once, a sum once, and −sin·x is exact. In bfloat16
@@ -9,6 +11,7 @@ the kernel keeps float32 until its one rounding, and so does the reference.
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterator
 
@@ -94,10 +97,11 @@ def transformers(q: Tensor, k: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]
 
 
 def differences(case: Case, device: str = "cpu", implementation: str = "own") -> dict[str, float]:
-    """Largest absolute differences of one case.
+    """Largest absolute differences of one case, in float64.
 
-    forward, transformers   of q and k, in float64, from the two references
-    backward                of both gradients, from autograd's
+    forward, backward         of q and k, and of their gradients, from `expression` and autograd
+    forward_hf, backward_hf   the same from `transformers` and autograd
+    `math.inf` where a result is not finite, or is one value everywhere: a kernel that did nothing.
     """
     from qwen3_trainium import kernel_backend
     from qwen3_trainium.ops import rope
@@ -110,15 +114,17 @@ def differences(case: Case, device: str = "cpu", implementation: str = "own") ->
         out = rope(*there, cache.to(device), places, implementation=implementation)
         got = torch.autograd.grad(out, there, [g.to(device) for g in gradients])
 
-    here = [x.clone().requires_grad_() for x in inputs]
-    expected = [expression(x, rows).to(case.dtype) for x in here]
-    wanted = torch.autograd.grad(expected, here, gradients)
-    theirs = [x.to(case.dtype) for x in transformers(*inputs, rows)]
-    return {
-        "forward": _largest(out, expected),
-        "transformers": _largest(out, theirs),
-        "backward": _largest(got, wanted),
-    }
+    found = {}
+    for suffix, rotated in (("", _expressions), ("_hf", transformers)):
+        here = [x.clone().requires_grad_() for x in inputs]
+        expected = [x.to(case.dtype) for x in rotated(*here, rows)]
+        found["forward" + suffix] = _largest(out, expected)
+        found["backward" + suffix] = _largest(got, torch.autograd.grad(expected, here, gradients))
+    return found
+
+
+def _expressions(q: Tensor, k: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    return expression(q, cos_sin), expression(k, cos_sin)
 
 
 def _inputs(case: Case):
@@ -138,8 +144,13 @@ def _inputs(case: Case):
 
 
 def _largest(ours, theirs) -> float:
-    pairs = zip(ours, theirs, strict=True)
-    return max((a.cpu().double() - b.double()).abs().max().item() for a, b in pairs)
+    largest = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        a = a.cpu().double()
+        if not a.isfinite().all() or a.min() == a.max():
+            return math.inf
+        largest = max(largest, (a - b).abs().max().item())
+    return largest
 
 
 def table(device: str = "cpu", cases=CASES) -> Iterator[dict]:
@@ -151,6 +162,24 @@ def table(device: str = "cpu", cases=CASES) -> Iterator[dict]:
             yield {"case": str(case), **differences(case, device)}
 
 
+def main(device: str, cases=CASES) -> str:
+    """Print the table as JSON lines; returns what is wrong in one sentence a fault, or nothing."""
+    from qwen3_trainium import kernel_backend
+
+    faults, ran = [], 0
+    for row in table(device, cases):
+        ran += 1
+        print(json.dumps(row), flush=True)
+        wrong = {name: value for name, value in row.items() if name != "case" and value != 0}
+        if wrong:
+            faults.append(f"{row['case']}: the difference is not 0.0 but {wrong}")
+    if not ran:
+        faults.append(f"no case is for LNC {kernel_backend.lnc()}")
+    places = set(kernel_backend.ran().values())
+    if device == "neuron" and places - {"neuron"}:
+        faults.append(f"not all ran on neuron, but on {', '.join(sorted(places))}")
+    return "\n".join(faults)
+
+
 if __name__ == "__main__":
-    for row in table(sys.argv[1] if len(sys.argv) > 1 else "cpu"):
-        print(json.dumps(row))
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "cpu") or 0)
