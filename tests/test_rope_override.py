@@ -265,12 +265,17 @@ def test_an_exercise_as_it_stands_is_not_attempted_and_wrong(number, lesson, tmp
     original = inspect.getsource(inspect.unwrap(kernel_exercises.EXERCISES[number].kernel))
     assert stub.strip() == original.strip()  # the cell shows what is tested
     kernel = kernel_of(stub, tmp_path)
-    assert kernel_exercises.judge(number, kernel)[0] == kernel_exercises.NOT_ATTEMPTED
-    assert kernel_exercises.judge(number, None)[0] == kernel_exercises.NOT_ATTEMPTED
+    state, text = kernel_exercises.judge(number, kernel)
+    assert state == kernel_exercises.NOT_ATTEMPTED
+    assert WRONG[number] in text
+    told = kernel_exercises.EXERCISES[number].look
+    assert told not in text  # where to look is for those who have tried
+    assert kernel_exercises.judge(number, None) == (state, text)
     monkeypatch.setattr(kernel_exercises, "same", lambda kernel, other: False)
     state, text = kernel_exercises.judge(number, kernel)
     assert state == kernel_exercises.NOT_YET
     assert WRONG[number] in text
+    assert told in text
 
 
 @pytest.mark.parametrize("number", kernel_exercises.EXERCISES)

@@ -1,7 +1,8 @@
-"""The checker of lesson 03's exercises: not attempted, not yet and what is wrong, or right.
+"""The checker of lesson 03's exercises: not attempted, not yet, or right, and what is wrong.
 
-An answer is run under the simulator on inputs that only a right kernel gets through, and compared
-with PyTorch. What is wrong is told; what to write is not.
+A kernel is run under the simulator on inputs that only a right one gets through, and compared with
+PyTorch. What is wrong is told, in the simulator's own words, also of a kernel that nobody has
+touched yet; what to write is not.
 """
 
 import ast
@@ -86,7 +87,11 @@ EXERCISES = {
 
 def check(number: int, kernel) -> None:
     """Print how an answer stands."""
-    state, text = judge(number, kernel)
+    tell(*judge(number, kernel))
+
+
+def tell(state: str, text: str) -> None:
+    """Print what a judge returned."""
     print(f"{state}: {text}" if text else f"{state}.")
 
 
@@ -94,21 +99,29 @@ def judge(number: int, kernel) -> tuple[str, str]:
     """How an answer stands, and what is wrong with it."""
     exercise = EXERCISES[number]
     if kernel is None or kernel is ... or same(kernel, exercise.kernel):
-        return NOT_ATTEMPTED, "the kernel is as it was; mend it and run its cell again."
+        wrong = first_fault(exercise, exercise.kernel)
+        return NOT_ATTEMPTED, f"the kernel is as it was; mend it and run its cell again.\n{wrong}"
+    if wrong := first_fault(exercise, kernel):
+        return NOT_YET, f"{wrong}\n{exercise.look}"
+    return RIGHT, ""
+
+
+def first_fault(exercise: Exercise, kernel) -> str:
+    """What a kernel does wrong on the first trial that it does not get through, or nothing."""
     for shape, cores in exercise.trials:
         generator = torch.Generator().manual_seed(len(shape) + shape[0])
         arguments = [torch.randn(shape, generator=generator)]
         if exercise.cached:  # not true angles: halves that differ, so that no mix-up is hidden
             arguments.append(torch.randn(shape[0], 2 * shape[1], generator=generator))
-        given = f"with x {list(shape)} on {cores} core{'s' * (cores > 1)}"
+        given = f"With x {list(shape)} on {cores} core{'s' * (cores > 1)}"
         try:
             with kernel_backend.as_if_lnc(cores):
                 got = kernel_backend.simulated(kernel[cores])(*arguments)
         except Exception as error:  # an answer may fail in any way
-            return NOT_YET, f"{given} it stops: {first_lines(error)}\n{exercise.look}"
+            return f"{given} it stops: {first_lines(error)}"
         if wrong := difference(got, exercise.expected(*arguments)):
-            return NOT_YET, f"{given} {wrong}\n{exercise.look}"
-    return RIGHT, ""
+            return f"{given} {wrong}"
+    return ""
 
 
 def same(kernel, other) -> bool:

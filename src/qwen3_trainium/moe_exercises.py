@@ -15,6 +15,7 @@ from qwen3_trainium.kernel_exercises import (
     difference,
     first_lines,
     same,
+    tell,
 )
 from qwen3_trainium.kernels import broken_experts
 
@@ -57,8 +58,7 @@ EXERCISES: dict[str, tuple[object, Callable, str]] = {
 
 def check(name: str, kernel) -> None:
     """Print how an answer stands."""
-    state, text = judge(name, kernel)
-    print(f"{state}: {text}" if text else f"{state}.")
+    tell(*judge(name, kernel))
 
 
 def judge(name: str, kernel) -> tuple[str, str]:
