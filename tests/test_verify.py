@@ -325,3 +325,10 @@ def test_command_passes_and_fails_by_exit_code(folders, heldout, capsys):
     assert "[FAIL] The export reloads" in capsys.readouterr().out
     with pytest.raises(SettingError, match="does not exist"):
         verify.main([str(export / "nowhere"), "--source", str(source)])
+    with pytest.raises(SettingError, match=r"held-out file .*missing.jsonl does not exist"):
+        verify.main([*arguments[:-1], str(heldout.with_name("missing.jsonl"))])
+    with pytest.raises(SettingError, match="give its file with --heldout"):
+        verify.main([*arguments[:3], "--loss", "1.0"])
+    (export / "tokenizer.json").unlink()
+    with pytest.raises(SettingError, match=r"tokenizer.json is missing"):
+        verify.main([arguments[0], "--source", str(export), *arguments[3:]])

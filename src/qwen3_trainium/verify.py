@@ -33,7 +33,8 @@ from qwen3_trainium.weights import (
 
 # Two float32 programs with the same weights and tokens, summed in different orders: a dot product
 # of K terms is off by about √K·2⁻²⁴ of its size, 6e-6 for K = 9,728; 2·36 residual additions of
-# such errors grow to √72 times that, 5e-5. A mean over tokens does not grow it further.
+# such errors grow to √72 times that, 5e-5. A mean over tokens does not grow it further. Nats a
+# token; lessons and tests take the number from here.
 FLOAT32_TOLERANCE = 1e-4
 IGNORED_LABEL = -100
 # Files that make weights a model folder; each must be in an export when its source has it.
@@ -321,10 +322,15 @@ def heldout_batches(
     """Up to `limit` batches [1, seq_len] of packed documents from a JSON-lines file.
 
     Tokens are those of the folder's tokenizer; each document ends with its end-of-sequence token.
-    Raises SettingError for a line without `text`, or when the file fills not one batch.
+    Raises SettingError for a missing file or tokenizer, a line without `text`, or when the file
+    fills not one batch.
     """
     from transformers import AutoTokenizer
 
+    if not Path(file).is_file():
+        raise SettingError(f"held-out file {file} does not exist: name a file of JSON lines")
+    # Without its files, Transformers makes a tokenizer that finds no token in any text.
+    guards.check_tokenizer(folder, read_json(Path(folder) / "config.json"))
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     ids, positions, batches = [], [], []
     with Path(file).open("rb") as lines:
@@ -379,6 +385,8 @@ def main(argv: list[str]) -> int:
     for folder in (args.export, args.source):
         if not folder.is_dir():
             raise SettingError(f"folder {folder} does not exist: name a checkpoint folder")
+    if args.loss is not None and not args.heldout:
+        raise SettingError("--loss is compared on held-out text: give its file with --heldout")
     batches = heldout_batches(args.source, args.heldout) if args.heldout else []
     findings = verify(args.export, args.source, batches, args.loss, dtype=args.dtype)
     for finding in findings:
