@@ -80,12 +80,13 @@ class Core:
 class Life:
     """From which instruction to which an on-chip tile holds something: first and last access."""
 
-    __slots__ = ("bytes", "dtype", "first", "last", "line", "name", "place", "shape")
+    __slots__ = ("bytes", "dtype", "first", "last", "line", "name", "over", "place", "shape")
 
     def __init__(self, storage):
         self.place, self.bytes = storage.place, storage.partition_bytes
         self.shape, self.dtype, self.name = storage.shape, storage.dtype, storage.name
         self.first = self.last = None  # instruction numbers; None while nothing touched it
+        self.over = False  # the dynamic loop's iteration that allocated it has ended
         self.line = kernel_line()
 
     def describe(self):
@@ -223,6 +224,12 @@ class Storage:
     def touch(self):
         """An instruction accesses this on-chip tile."""
         life = self.life
+        if life.over:
+            fail(
+                f"tile {self.describe()} is used after the iteration that allocated it",
+                rule="what the body of a dynamic loop allocates is used in that iteration only",
+                hint="allocate it before the loop",
+            )
         life.last = self.core.clock
         if life.first is None:
             life.first = life.last

@@ -1,13 +1,17 @@
 """Registers, dynamic loops, and what two cores of one launch say to each other."""
 
+import contextlib
+import linecache
+import re
+
 import numpy as np
 
 from . import enums
-from .dtypes import ITEMSIZE
-from .errors import fail
-from .machine import current_core
-from .table import HANDLE, SB, Rule, inp, instruction, mark_written, out
-from .tensors import NkiTensor
+from .dma import Side
+from .dtypes import BY_NAME, INTEGERS, ITEMSIZE
+from .errors import fail, kernel_line
+from .machine import current_core, running
+from .table import DMA, SB, Rule, inp, instruction, known_integers, out
 
 
 class VirtualRegister:
@@ -17,14 +21,34 @@ class VirtualRegister:
         self.value, self.frozen = value, frozen
 
     def _refuse(self, *_):
+        old = running() and current_core().version < "0.6"
+        loops = "nl.dynamic_range or `while register:`" if old else "nl.fori_loop or nl.while_loop"
         raise TypeError(
-            "a register has no value at compile time: use nl.fori_loop or nl.while_loop, pass it "
-            "as scalar_offset, or store it into an SBUF tensor and compute there"
+            f"a register has no value at compile time: use {loops}, pass it as scalar_offset, or "
+            "store it into an SBUF tensor and compute there"
         )
 
-    __bool__ = __int__ = __index__ = __float__ = _refuse
+    def __bool__(self):
+        """`while register:` is a dynamic loop before NKI 0.7; any other question is refused."""
+        if running() and current_core().version < "0.7" and _asked_by_while():
+            return _value(self) != 0
+        return self._refuse()
+
+    def __eq__(self, other):
+        return False if other is None else self._refuse()
+
+    def __ne__(self, other):
+        return not self == other
+
+    __hash__ = object.__hash__
+    __int__ = __index__ = __float__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __floordiv__ = __mod__ = _refuse
+
+
+def _asked_by_while():
+    """True if the kernel's running line is `while NAME:`."""
+    return bool(re.match(r"\s*while\s+\w+\s*:", linecache.getline(*kernel_line())))
 
 
 class NkiScalar(VirtualRegister):
@@ -62,46 +86,92 @@ def _new_register(value=None, frozen=False):
     return kind(value, frozen)
 
 
-def _set(register, value):
-    if register.frozen:
-        fail(
-            "write to the induction register of a loop", rule="the loop's own register is read-only"
-        )
-    register.value = _wrap(int(value))
-
-
 def register_alloc(x=None):
     """A fresh register, uninitialised or holding the integer x."""
     return _new_register(None if x is None else _wrap(int(x)))
 
 
+def _check_writable(a):
+    dst = a["dst"]
+    if not isinstance(dst, VirtualRegister):
+        return f"dst is {dst!r}"
+    return "dst is the induction register of a loop" if dst.frozen else None
+
+
+def _check_source(a):
+    src = a["src"]
+    if isinstance(src, (VirtualRegister, int, np.integer)):
+        return None
+    return f"src is {src!r}"
+
+
+def _check_one_element(name):
+    def check(a):
+        t = a[name]
+        return None if t.size == 1 and t.vector is None else f"{name} {t.describe()}"
+
+    return Rule(f"{name} is a tensor of one element, not selected by a vector of indices", check)
+
+
+WRITABLE = Rule("dst is a register, and not the induction register of a loop", _check_writable)
+SOURCE = Rule("src is a register or an integer", _check_source)
+
+
+@instruction("sync", rules=[WRITABLE, SOURCE], manual=True)
 def register_move(dst, src):
     """dst = src, an integer or another register."""
-    _set(dst, _value(src))
-    return HANDLE
+    dst.value = _wrap(_value(src))
+    return {}
 
 
+@instruction(
+    "sync",
+    src=inp(DMA, INTEGERS),
+    rules=[WRITABLE, _check_one_element("src")],
+    manual=True,
+)
 def register_load(dst, src):
     """dst = the one integer element of a tensor in HBM or SBUF."""
-    from .table import integer_value
+    side = Side(src, "src", "register_load", skip=False)
+    side.note(current_core(), write=False)
+    (value,) = known_integers(side.t, "register_load", "src")
+    dst.value = _wrap(int(value))
+    return _moved(side, "hbm_read")
 
-    _set(dst, integer_value(src, "register_load", "src"))
-    return HANDLE
 
-
+@instruction(
+    "sync",
+    dst=out(DMA, INTEGERS),
+    rules=[SOURCE, _check_one_element("dst")],
+    manual=True,
+)
 def register_store(dst, src):
-    """The one element of tensor dst = the register (or integer) src."""
-    if not isinstance(dst, NkiTensor) or dst.size != 1 or dst.storage.place == "psum":
+    """The one element of tensor dst = the register (or integer) src.
+
+    A 32-bit element takes the register's bits; the value must fit a narrower one.
+    """
+    kind, value = BY_NAME[dst.dtype], _wrap(_value(src))
+    limits = np.iinfo(kind)
+    if kind.itemsize == 4:
+        value %= 2**32
+    elif not limits.min <= value <= limits.max:
         fail(
-            f"register_store into {dst!r}",
-            rule="a one-element tensor in SBUF or HBM",
+            f"value {value} does not fit {dst.describe()}",
+            rule=f"an element of {dst.dtype} is {limits.min} to {limits.max}",
             instruction="register_store",
+            hint="store into an int32 tensor",
         )
-    if dst.on_chip():
-        dst.storage.touch()
-    dst.np[...] = _value(src)
-    mark_written(dst)
-    return HANDLE
+    side = Side(dst, "dst", "register_store", skip=False)
+    side.note(current_core(), write=True)
+    bits = np.array(value, f"u{kind.itemsize}" if kind.itemsize == 4 else kind).view(kind)
+    side.write(bits.reshape(side.t.shape), None)
+    return _moved(side, "hbm_write")
+
+
+def _moved(side, way):
+    """What a trace records: the bytes of HBM that a sequencer reads or writes."""
+    t = side.t
+    return {way: {t.storage.label(): t.itemsize}} if t.storage.place == "hbm" else {}
 
 
 def scalar_load(src):
@@ -130,7 +200,13 @@ def fori_loop(lower, upper, body_fun, step=1):
     if not isinstance(step, int) or step < 1:
         fail(f"fori_loop step {step!r}", rule="step is a positive compile-time integer")
     for i in range(_value(lower), _value(upper), step):
-        body_fun(_new_register(i, frozen=True))
+        with _iteration():
+            returned = body_fun(_new_register(i, frozen=True))
+        if returned is not None:
+            fail(
+                f"fori_loop body returned {returned!r}",
+                rule="the body returns nothing; state crosses iterations in SBUF or HBM tensors",
+            )
 
 
 def while_loop(init, body_fun):
@@ -138,12 +214,25 @@ def while_loop(init, body_fun):
     _loop_since()
     condition = init
     while _value(condition) != 0:
-        condition = body_fun(condition)
+        with _iteration():
+            condition = body_fun(condition)
         if not isinstance(condition, VirtualRegister):
             fail(
                 f"while_loop body returned {condition!r}",
                 rule="the body returns the next condition register",
             )
+
+
+@contextlib.contextmanager
+def _iteration():
+    """One run of a loop's body: on-chip tiles that are allocated in it end with it."""
+    lives = current_core().lives
+    first = len(lives)
+    try:
+        yield
+    finally:  # also where `break` leaves a dynamic_range
+        for life in lives[first:]:
+            life.over = True
 
 
 def _loop_since():
@@ -164,7 +253,8 @@ def dynamic_range(start, stop=None, step=1):
         )
     first, last = (0, start) if stop is None else (start, stop)
     for i in range(_value(first), _value(last), step):
-        yield _new_register(i, frozen=True)
+        with _iteration():
+            yield _new_register(i, frozen=True)
 
 
 # ------------------------------------------------------------------ two cores
@@ -190,10 +280,8 @@ def core_barrier(data, cores, engine=enums.engine.gpsimd, name=None):
     """
     core = current_core()
     if core.launch.lnc > 1:
-        if tuple(cores) != (0, 1):
-            fail(
-                f"core_barrier of cores {cores}", rule="cores is (0, 1)", instruction="core_barrier"
-            )
+        if cores not in ((0, 1), [0, 1]):
+            fail(f"cores {cores!r}", rule="cores is (0, 1)", instruction="core_barrier")
         core.launch.barrier(core)
     return {}
 

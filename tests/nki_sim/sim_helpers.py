@@ -1,9 +1,12 @@
 """What the tests of this folder share: tiles with data, and running a body on a simulated core."""
 
+import re
+
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
-from nki_sim import arch
+from nki_sim import KernelError, arch
 from nki_sim.dtypes import BY_NAME, INTEGERS
 from nki_sim.launch import Launch
 from nki_sim.machine import MemoryRegion
@@ -25,6 +28,17 @@ def on_core(body, lnc=1, version="0.6"):
     if launch.trace is not None:
         launch.trace.finish(launch)
     return result
+
+
+def refuses(text, body, **kwargs):
+    """body() on a core raises a KernelError that matches `text`, in what it says itself.
+
+    An error ends with the kernel's line, here the test's own, in which `text` stands anyway.
+    """
+    with pytest.raises(KernelError) as error:
+        on_core(body, **kwargs)
+    said = "\n".join(line for line in str(error.value).split("\n") if not line.startswith("  at "))
+    assert re.search(text, said), said
 
 
 def fill(t, values):

@@ -4,7 +4,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
-from sim_helpers import blank, on_core, tile
+from sim_helpers import blank, on_core, refuses, tile
 
 from nki_sim import KernelError, simulate
 from nki_sim.kernel import Kernel
@@ -120,6 +120,32 @@ def test_scatters_race_by_the_rows_they_really_touch():
         two(scattered)(np.zeros((3, 4), F32), ids(2, 2))
 
 
+@pytest.mark.parametrize("writer", [0, 1])
+@pytest.mark.parametrize("way", ["load", "store"])
+def test_registers_race_like_any_other_access(way, writer):
+    """One core writes shared HBM by DMA; the other loads it into a register, or stores there."""
+
+    def body(barrier):
+        shared = nl.ndarray((2, 1), nl.int32, buffer=nl.shared_hbm)
+        if nl.program_id() == 0:
+            nisa.dma_copy(shared, tile(np.ones((2, 1), np.int32)))
+        nisa.core_barrier(shared, cores=(0, 1))
+        if nl.program_id() == writer:
+            nisa.dma_copy(shared[0:1], tile(np.full((1, 1), 5, np.int32)))
+        if barrier:
+            nisa.core_barrier(shared, cores=(0, 1))
+        if nl.program_id() != writer and way == "load":
+            r = nisa.register_alloc()
+            nisa.register_load(r, shared[0:1])
+            assert r.value == 5 or not barrier
+        elif nl.program_id() != writer:
+            nisa.register_store(shared[0:1], 7)
+
+    on_core(lambda: body(True), lnc=2)
+    verb = "reads" if way == "load" else "writes"
+    refuses(f"race .* on 'shared'.*element .0, 0.:\n.*\n.*{verb} it", lambda: body(False), lnc=2)
+
+
 def test_sendrecv_swaps_tiles():
     def body():
         me = nl.program_id()
@@ -152,6 +178,15 @@ def test_barrier_against_sendrecv_is_found():
 
     with pytest.raises(KernelError, match="the other at a sendrecv"):
         on_core(body, lnc=2)
+
+
+@pytest.mark.parametrize("cores", [(0), 1, (0,), (1, 0), (0, 1, 2), "01", None])
+def test_a_barrier_names_both_cores(cores):
+    def body():
+        shared = nl.ndarray((1, 1), nl.float32, buffer=nl.shared_hbm)
+        nisa.core_barrier(shared, cores)
+
+    refuses(r"core_barrier: cores .*\n  rule: cores is \(0, 1\)", body, lnc=2)
 
 
 def test_barrier_of_one_core_does_nothing():

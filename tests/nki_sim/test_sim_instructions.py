@@ -717,6 +717,7 @@ def test_dma_transpose(draw, rng, views):
 
 
 covers("core_barrier", "sendrecv")  # in test_sim_cores.py
+covers("register_move", "register_load", "register_store")  # in test_sim_loops.py
 
 
 def test_every_instruction_of_the_table_is_compared_here():

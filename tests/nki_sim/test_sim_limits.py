@@ -93,6 +93,9 @@ GOOD = {
     "nc_matmul": lambda: {"dst": blank((128, 512), place="psum"), "stationary": bf16(128, 128),
                           "moving": bf16(128, 512)},
     "nc_transpose": lambda: {"dst": blank((128, 128), place="psum"), "data": full(128, 128)},
+    "register_move": lambda: {"dst": nisa.register_alloc(), "src": 1},
+    "register_load": lambda: {"dst": nisa.register_alloc(), "src": full(1, 1, dtype="int32")},
+    "register_store": lambda: {"dst": blank((1, 1), "int32"), "src": nisa.register_alloc(1)},
     "core_barrier": lambda: {"data": full(*V, place="hbm"), "cores": (0, 1)},
     "sendrecv": lambda: {"src": full(128, 256), "dst": blank((128, 256)),
                          "send_to_rank": 1 - nl.program_id(), "recv_from_rank": 1 - nl.program_id(),
@@ -277,6 +280,16 @@ CASES = {
         lambda: {"data": full(32, 32), "dst": blank((32, 32))}),
     ("nc_transpose", "equal dtype"): (
         lambda: {"dst": blank((128, 128), "bfloat16", "psum")}, lambda: {}),
+    ("register_move", "dst is a register"): (
+        lambda: {"dst": 1}, lambda: {"dst": nisa.register_alloc(2)}),
+    ("register_move", "src is a register"): (
+        lambda: {"src": 1.0}, lambda: {"src": nisa.register_alloc(2)}),
+    ("register_load", "dst is a register"): (lambda: {"dst": 1}, lambda: {}),
+    ("register_load", "src is a tensor"): (
+        lambda: {"src": full(1, 2, dtype="int32")}, lambda: {"src": full(1, 1, 1, dtype="int32")}),
+    ("register_store", "src is a register"): (lambda: {"src": None}, lambda: {"src": 2**31 - 1}),
+    ("register_store", "dst is a tensor"): (
+        lambda: {"dst": blank((2, 1), "int32")}, lambda: {"dst": blank((2, 1), "int32")[1:2]}),
     ("core_barrier", "data lies in"): (
         lambda: {"data": nl.ndarray((1, 1), nl.int32, buffer=nl.private_hbm)}, lambda: {}),
     ("sendrecv", "LNC is 2"): (lambda: {"_lnc": 1}, lambda: {}),

@@ -5,16 +5,11 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
-from sim_helpers import blank, on_core, tile
+from sim_helpers import blank, on_core, refuses, tile
 
 from nki_sim import KernelError, arch, simulate, trace
 
 F32 = np.float32
-
-
-def refuses(text, body, **kwargs):
-    with pytest.raises(KernelError, match=text):
-        on_core(body, **kwargs)
 
 
 # ------------------------------------------------------------------ capacity
@@ -158,6 +153,22 @@ def test_writing_an_input_must_be_declared_by_returning_it():
     assert (turned == 3).all()  # a copy goes in, the change comes back
     with pytest.raises(KernelError, match="read-only"):
         simulate(write)(np.broadcast_to(F32(0), (4, 4)), True)
+
+
+def test_a_register_writes_an_input_like_any_instruction():
+    def write(x, give):
+        nisa.register_store(x[0:1, 0:1], nisa.register_alloc(7))
+        return x if give else None
+
+    x = np.zeros((2, 2), np.int32)
+    assert simulate(write)(x, True)[0, 0] == 7
+    with pytest.raises(KernelError, match="writes to its input 'x' but does not return it"):
+        simulate(write)(np.zeros((2, 2), np.int32), False)
+    frozen = np.zeros((2, 2), np.int32)
+    frozen.flags.writeable = False
+    with pytest.raises(KernelError, match="an input whose array is read-only"):
+        simulate(write)(frozen, True)
+    assert not frozen.any()
 
 
 def test_outputs_lie_in_shared_hbm():

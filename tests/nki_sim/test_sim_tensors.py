@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sim_helpers import blank, on_core, tile
+from sim_helpers import blank, on_core, refuses, tile
 
 from nki_sim import KernelError
 from nki_sim.tensors import regroup, row_major
@@ -14,11 +14,6 @@ from nki_sim.tensors import regroup, row_major
 
 def numbers(*shape, dtype=np.float32, place="sbuf"):
     return tile(np.arange(np.prod(shape)).reshape(shape).astype(dtype), place)
-
-
-def refuses(text, make, version="0.6"):
-    with pytest.raises(KernelError, match=text):
-        on_core(make, version=version)
 
 
 # ------------------------------------------------------------------ indexing

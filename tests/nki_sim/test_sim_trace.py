@@ -100,6 +100,39 @@ def test_cycles_follow_the_engine_that_runs():
     assert [r.engine for r in t.records] == ["vector", "scalar", "gpsimd", "vector"]
 
 
+def test_registers_are_instructions_too():
+    def body():
+        r, cell = nisa.register_alloc(), blank((1, 1), "int32")
+        source, target = tile(np.ones((1, 1), np.int32), "hbm"), blank((1, 1), "int16", "hbm")
+        nisa.register_move(r, 3)
+        nisa.register_load(r, source)
+        nisa.register_store(cell, r)
+        nisa.register_store(target, r)
+
+    with trace() as t:
+        on_core(body)
+    names = ["register_move", "register_load", "register_store", "register_store"]
+    assert [(r.instruction, r.engine) for r in t.records] == [(n, "sync") for n in names]
+    assert t.hbm_read() == {"source": 4}
+    assert t.hbm_write() == {"target": 2}
+    assert t.records[2].sbuf == 4  # the cell is live while it is written
+    assert t.pieces() == {}  # no DMA
+    with trace(shapes_only=True) as t:
+        on_core(body)
+    assert t.hbm_write() == {"target": 2}
+
+
+def test_a_register_does_not_hide_what_a_trace_does_not_compute():
+    def body():
+        cell = blank((1, 1), "int32")
+        nisa.tensor_copy(cell, tile(np.ones((1, 1), F32)))
+        nisa.register_load(nisa.register_alloc(), cell)
+
+    on_core(body)
+    with trace(shapes_only=True), pytest.raises(KernelError, match="does not compute"):
+        on_core(body)
+
+
 def test_skipped_rows_move_no_bytes():
     def body():
         index = tile(np.array([[0], [-1], [-1], [2]], np.int32))
