@@ -49,6 +49,7 @@ lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m qwen3_trainium.notebook_format --check notebooks
+	$(PY) -m qwen3_trainium.source_rules src/qwen3_trainium configs bench
 
 bench: $(INSTALLED)
 	@status=0; for script in bench/*.py; do \

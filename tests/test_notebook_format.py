@@ -1,6 +1,7 @@
 """The canonical form of committed notebooks: each fault is found, and a clean run has none."""
 
 import nbformat
+import pandas as pd
 import pytest
 import tiny_notebooks
 from nbformat.v4 import new_code_cell, new_output
@@ -35,6 +36,7 @@ def test_a_clean_notebook_has_no_fault(tmp_path):
         (printed(" 40%|####      | 4/10"), "a progress bar"),
         (printed("step 1\rstep 2"), "a progress bar"),
         (printed("\x1b[31mred\x1b[0m"), "an escape code"),
+        (printed("<Styler at 0x7fb70a1d5d90>"), "an address of one process"),
         (printed("hf_" + "x1" * 12), "Hugging Face token"),
         (printed("warning", name="stderr"), "on stderr"),
         (new_output("error", ename="NameError", evalue="x", traceback=[]), "ended in NameError"),
@@ -63,7 +65,9 @@ def test_what_is_no_fault_is_let_through():
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
-        ("!torchrun train.py", "never fails"),
+        ("!torchrun train.py", "whose failure nobody sees"),
+        ("import neuronxcc.nki", "imports neuronxcc"),
+        ("def broken(:", "is not Python"),
         ("%pip install x", "installs a package"),
         ("", "is empty"),
         ("open('/tmp/x')", "an absolute path"),
@@ -82,6 +86,46 @@ def test_outputs_must_be_of_one_complete_run():
         assert notebook_format.faults(notebook) == [
             "execution counts are not 1 to 2: commit the outputs of one complete run"
         ]
+
+
+def test_an_import_holds_for_later_cells():
+    notebook = clean()
+    for count, source in enumerate(("import subprocess as sp", "sp.run(['false'])"), start=3):
+        notebook.cells.append(new_code_cell(source, execution_count=count))
+    (fault,) = notebook_format.faults(notebook)
+    assert fault.startswith("cell 4 runs a command whose failure nobody sees")
+
+
+def styled_tables():
+    """The outputs of one run of a cell that shows two styled tables."""
+    frames = [pd.DataFrame({"loss": [1.5]}), pd.DataFrame({"rank": [0, 1]})]
+    styled = [frame.style.hide(axis="index") for frame in frames]
+    return [
+        new_output("display_data", {"text/plain": repr(one), "text/html": one.to_html()})
+        for one in styled
+    ]
+
+
+def test_two_runs_of_a_styled_table_give_the_same_text():
+    texts = []
+    for _ in range(2):
+        notebook = clean()
+        notebook.cells[1].outputs = styled_tables()
+        texts.append(notebook_format.canonical(notebook))
+    assert texts[0] == texts[1]
+    saved = nbformat.v4.reads(texts[0])
+    assert notebook_format.canonical(saved) == texts[0]
+    assert notebook_format.faults(saved) == []
+    tables = [output.data["text/html"] for output in saved.cells[1].outputs]
+    assert 'id="T_00000"' in tables[0]
+    assert "#T_00000" in tables[0] or "T_00000_level0_col0" in tables[0]
+    assert 'id="T_00001"' in tables[1]
+    assert "T_00000" not in tables[1]
+    # Text that says something stays, as for readers without HTML.
+    notebook.cells[1].outputs = [
+        new_output("display_data", {"text/plain": "loss 1.5", "text/html": "<b>loss 1.5</b>"})
+    ]
+    assert "text/plain" in notebook_format.canonical(notebook)
 
 
 def test_exactly_one_parameters_cell():

@@ -1,11 +1,14 @@
-"""The canonical form of committed notebooks: a difference in git is a difference in content.
+"""The canonical form of committed notebooks: a difference in git is one of text, code or result.
 
     python -m qwen3_trainium.notebook_format --check notebooks
     python -m qwen3_trainium.notebook_format --fix notebooks
     python -m qwen3_trainium.notebook_format --save out/cpu notebooks   # outputs of `run` into them
 
-`--fix` settles what has one right form. The rest is for the author: outputs must come from one
-complete run and show nothing of one machine or one moment.
+`--fix` settles what has one right form, also in outputs: no address of an object, and the ids in
+pandas' tables are counted, not random. The rest is for the author: outputs must come from one
+complete run, show no path, time of day, progress bar or token, and no command or import that is
+known to go wrong. Measured seconds and tokens a second stay, in lessons whose subject is time: they
+differ from run to run, and so do the versions and the machine that a lesson begins with.
 """
 
 import argparse
@@ -17,6 +20,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from qwen3_trainium import source_rules
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.progress import ANSI
 
@@ -24,12 +28,16 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+# The random part of the ids in a table that pandas styled, and the address in its other form.
+STYLED = re.compile(r"\bT_([0-9a-f]{5})(?=_|\b)")
+ADDRESS = re.compile(r"\bat 0x[0-9a-f]+>")
 # What a committed notebook must not show, and what its author can do about it.
 UNWANTED = {
     r"(?<![\w.:/-])/(home|root|tmp|work|Users|var/folders)/": "an absolute path: print it relative",
     r"\b\d{1,2}:\d{2}:\d{2}\b": "a time of day: leave it out, or print seconds",
     r"\d+%\||\bit/s\b|\bs/it\b|\r": "a progress bar: switch it off or clear the output",
     r"\x1b": "an escape code of a terminal: print plain text",
+    r"\b0x[0-9a-f]{6,}": "an address of one process: show the value",
     r"\bhf_[A-Za-z0-9]{20,}": "what looks like a Hugging Face token: revoke it and remove it",
 }
 
@@ -49,14 +57,15 @@ def main(argv: list[str]) -> int:
     wrong = 0
     for path in find(folder):
         text = path.read_text(encoding="utf-8")
-        notebook = nbformat.v4.reads(text)  # unlike nbformat.reads, it mends nothing silently
-        if args.fix and text != canonical(notebook):
-            path.write_text(canonical(notebook), encoding="utf-8")
+        # Unlike nbformat.reads, it mends nothing silently.
+        right = canonical(nbformat.v4.reads(text))
+        if args.fix and text != right:
+            path.write_text(right, encoding="utf-8")
             print(f"{path}: rewritten")
-        elif text != canonical(notebook):
+        elif text != right:
             wrong += 1
             print(f"{path}: not in canonical form: run notebook_format --fix {folder}")
-        for fault in faults(notebook):
+        for fault in faults(nbformat.v4.reads(right)):
             wrong += 1
             print(f"{path}: {fault}")
     return 1 if wrong else 0
@@ -84,7 +93,26 @@ def canonical(notebook: NotebookNode) -> str:
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 output.traceback = [ANSI.sub("", line) for line in output.traceback]
+    settle_tables(notebook)
     return nbformat.v4.writes(notebook).rstrip("\n") + "\n"
+
+
+def settle_tables(notebook: NotebookNode) -> None:
+    """Number the ids of styled tables in reading order; drop the text that stands for a table.
+
+    That text is a class name and an address, and no reader of a notebook sees it.
+    """
+    ids: dict[str, str] = {}
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "text/html" not in data:
+                continue
+            if ADDRESS.search(data.get("text/plain", "")):
+                del data["text/plain"]
+            data["text/html"] = STYLED.sub(
+                lambda match: ids.setdefault(match.group(), f"T_{len(ids):05}"), data["text/html"]
+            )
 
 
 def faults(notebook: NotebookNode) -> list[str]:
@@ -101,6 +129,23 @@ def faults(notebook: NotebookNode) -> list[str]:
         )
     for number, cell in enumerate(notebook.cells, start=1):
         found += [f"cell {number} {fault}" for fault in cell_faults(cell)]
+    return found + source_faults(notebook)
+
+
+def source_faults(notebook: NotebookNode) -> list[str]:
+    """What the lesson's code must not do; an import in one cell holds for the later ones."""
+    found, names = [], {}
+    for number, cell in enumerate(notebook.cells, start=1):
+        if cell.cell_type != "code":
+            continue
+        try:
+            tree = source_rules.parse_cell(cell.source)
+            names |= source_rules.imported_names(tree)
+            wrong = source_rules.command_faults(tree, names)
+            wrong += source_rules.old_nki_faults(tree, names)
+        except SyntaxError as error:
+            wrong = [f"is not Python ({error.msg}): mend it"]
+        found += [f"cell {number} {fault}" for fault in dict.fromkeys(wrong)]
     return found
 
 
@@ -115,11 +160,6 @@ def cell_faults(cell: NotebookNode) -> list[str]:
         return found
     if not cell.source.strip():
         found.append("is empty: delete it")
-    if re.search(r"^\s*!", cell.source, flags=re.MULTILINE):
-        # IPython ignores the exit status of such a line: a failed command would pass.
-        found.append("runs a command with '!', which never fails: use %%bash, or `launch`")
-    if re.search(r"^\s*%(pip|conda)\b", cell.source, flags=re.MULTILINE):
-        found.append("installs a package: name it in pyproject.toml instead")
     allowed = "raises-exception" in cell.metadata.get("tags", [])
     for output in cell.outputs:
         if output.output_type == "error" and not allowed:
