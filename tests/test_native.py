@@ -4,13 +4,16 @@ Three launches in all, four steps each: sharded on two ranks, tensor parallel on
 first one resumed. The runs on one rank stay in this process.
 """
 
+import copy
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import tiny_release
 import torch
+from torch.distributed import checkpoint as dcp
 
 from qwen3_trainium import (
     batches,
@@ -107,16 +110,76 @@ def test_the_comparison_rejects_other_text(profile, runs, single):
         require_same_training(other, single)
 
 
-def test_compiled_trains_alike(profile, runs, single):
+@pytest.fixture(scope="module")
+def compiled_config(profile):
     config = one_rank(profile)
     # The graph is captured and differentiated ahead of time, and run by PyTorch's own kernels:
-    # what a C++ compiler would add is shown in the lesson.
+    # what a C++ compiler would add is shown in the lesson and in test_compiled.py.
     compat.set_fields(config.compile, enable=True, backend="aot_eager")
-    folder = onerank.train(config, runs / "compiled")
-    require_same_training(runlog.read(folder), single)
+    return config
+
+
+@pytest.fixture(scope="module")
+def compiled(compiled_config, runs):
+    return onerank.train(copy.deepcopy(compiled_config), runs / "compiled")
+
+
+def test_compiled_trains_alike(profile, compiled, single):
+    require_same_training(runlog.read(compiled), single)
     # Compilation wraps modules; their wrappers must not get into the names of an export.
-    saved = parity.stored(folder / "checkpoint" / "step-4")
+    saved = parity.stored(compiled / "checkpoint" / "step-4")
     assert saved.keys() == parity.stored(profile.model).keys()
+
+
+@pytest.mark.parametrize("saved_by", ["compiled", "eager"])
+def test_a_checkpoint_goes_from_compiled_to_eager_and_back(
+    saved_by, profile, compiled_config, compiled, single, runs
+):
+    source = compiled if saved_by == "compiled" else runs / "single"
+    config = one_rank(profile) if saved_by == "compiled" else copy.deepcopy(compiled_config)
+    folder = runs / f"{saved_by}-goes-on"
+    checkpoint = Path("checkpoint") / f"step-{STOPPED}"
+    shutil.copytree(source / checkpoint, folder / checkpoint)
+    names = dcp.FileSystemReader(folder / checkpoint).read_metadata().state_dict_metadata
+    assert any("k_norm" in name for name in names)
+    assert not any("_orig_mod" in name for name in names)
+    after = runlog.read(onerank.train(config, folder))
+    assert list(after.index) == [3, 4]
+    assert (after.loss - single.loss.loc[after.index]).abs().max() <= verify.FLOAT32_TOLERANCE
+
+
+def test_a_step_that_was_not_saved_is_not_replaced_by_a_fresh_start(profile, runs, sharded):
+    config = one_rank(profile)
+    config.checkpoint.load_step = 3
+    saved = launch.stopped_after(sharded, STOPPED, "asked-for-step-3")
+    for folder in (saved, runs / "nothing-saved"):
+        with pytest.raises(FileNotFoundError, match="load_step=3 not found"):
+            onerank.train(copy.deepcopy(config), folder)
+
+
+def test_losses_do_not_depend_on_how_often_they_are_logged(profile, runs, single):
+    config = one_rank(profile)
+    config.metrics.log_freq = 4
+    metrics = runlog.read(onerank.train(config, runs / "rarely-logged"))
+    assert list(metrics.index) == [1, 4]
+    assert metrics.loss.tolist() == single.loss.loc[metrics.index].tolist()
+
+
+def test_in_bfloat16_the_rotary_cache_stays_float32(profile, runs, monkeypatch):
+    """Sharding casts parameters; were it to cast a block's inputs as well, positions would blur."""
+    rope = compat.symbol("torchtitan.models.common.rope", "CosSinRoPE")
+    forward, seen = rope.forward, set()
+
+    def record(self, query, key, positions=None):
+        rotated = forward(self, query, key, positions)
+        seen.add((self.cache.dtype, query.dtype, positions.dtype, rotated[0].dtype))
+        return rotated
+
+    monkeypatch.setattr(rope, "forward", record)
+    config = one_rank(dataclasses.replace(profile, steps=2))
+    config.training.mixed_precision_param = "bfloat16"
+    onerank.train(config, runs / "bfloat16")  # its own check of the cache passes, too
+    assert seen == {(torch.float32, torch.bfloat16, torch.int64, torch.bfloat16)}
 
 
 def test_causal_attention_is_another_run_and_its_folder_says_so(profile, runs, single):

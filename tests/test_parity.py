@@ -1,4 +1,4 @@
-"""Three programs, one set of weights; and four wrong models that the comparison must reject."""
+"""Three programs, one set of weights; and seven wrong models that the comparison must reject."""
 
 import copy
 import dataclasses

@@ -1,6 +1,8 @@
 """A global batch is the same text on any number of ranks, also after a resume."""
 
+import copy
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -59,6 +61,39 @@ def test_saved_text_goes_on_with_another_number_of_ranks(build):
     one = build(1, 0)
     one.load_state_dict(saved)
     assert all(map(torch.equal, steps([one], 2), expected))
+
+
+def test_text_goes_on_exactly_after_it_has_begun_again(tmp_path):
+    """Each pass over the documents has its own order, which a resumed run must find again."""
+    from torchtitan.components.tokenizer import HuggingFaceTokenizer
+
+    from qwen3_trainium.streams import StreamDataLoader
+
+    documents = [f"Document {i} of seven. " * (i + 1) for i in range(7)]
+    lines = "\n".join(json.dumps({"text": document}) for document in documents)
+    (tmp_path / "train.jsonl").write_text(lines)
+    tokenizer = HuggingFaceTokenizer.Config().build(tokenizer_path=str(assets.scaffold()))
+    config = StreamDataLoader.Config(dataset="c4_test", dataset_path=str(tmp_path), streams=1)
+
+    def load():
+        settings = {"tokenizer": tokenizer, "seq_len": 8, "local_batch_size": 1}
+        return config.build(dp_world_size=1, dp_rank=0, **settings)
+
+    def read(batches, count):
+        return [next(batches)[0]["input"] for _ in range(count)]
+
+    # torchtitan trains on all tokens of a document but its last: what a pass holds, in batches.
+    tokens = sum(len(tokenizer.encode(each, add_bos=True, add_eos=True)) - 1 for each in documents)
+    a_pass = tokens // 8
+    loader = load()
+    batches = iter(loader)
+    first, second = read(batches, a_pass), read(batches, a_pass + 2)  # past the second pass's end
+    assert not all(map(torch.equal, first, second))
+    saved = copy.deepcopy(loader.state_dict())
+    expected = read(batches, a_pass)
+    resumed = load()
+    resumed.load_state_dict(saved)
+    assert all(map(torch.equal, read(iter(resumed), a_pass), expected))
 
 
 def test_streams_that_cannot_be_shared_are_refused(build):
