@@ -194,6 +194,15 @@ def test_every_profile_attends_by_masked_sdpa(toy_profile, toy_release):
     assert hf_backend.attention_of(model).startswith("flex_torchtitan")
 
 
+def test_attention_is_read_from_the_last_launch_of_a_log():
+    line = "[rank{}]:[titan] 2026-11-30 12:22:23,147 - root - INFO - [Attention] {}\n"
+    log = "=== launch: a\n" + "".join(line.format(rank, "flex, documents apart") for rank in (0, 1))
+    assert hf_backend.attention_by_rank(log) == dict.fromkeys((0, 1), "flex, documents apart")
+    log += "=== launch: b\n" + line.format(1, "sdpa, documents apart")
+    assert hf_backend.attention_by_rank(log) == {1: "sdpa, documents apart"}
+    assert hf_backend.attention_by_rank("=== launch: c\n") == {}
+
+
 def test_untied_head_stops_a_run(model):
     assert not train.tie_is_broken(model)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())

@@ -19,6 +19,7 @@ keeps `lm_head.weight` in a file of its own makes the last save end in a file wi
 """
 
 import functools
+import re
 
 import torch
 from transformers import PreTrainedModel
@@ -67,6 +68,13 @@ def attention_of(model) -> str:
     if config.attn_mask_type == "block_causal":
         return f"{config._attn_implementation}, documents apart"
     return f"{config._attn_implementation}, CAUSAL ONLY: documents see each other"
+
+
+def attention_by_rank(log: str) -> dict[int, str]:
+    """What each rank of a log's last launch said of its attention, in `attention_of`'s words."""
+    last_launch = log.rpartition("=== launch: ")[2]
+    lines = re.findall(rf"\[rank(\d+)\]:.*{re.escape(LOG_LINE)}(.*)", last_launch)
+    return {int(rank): words for rank, words in lines}
 
 
 def _with_masked_sdpa(released):
