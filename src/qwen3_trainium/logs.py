@@ -116,6 +116,7 @@ EXIT_CODE = re.compile(r"^\s*rank\s*:\s*(\d+).*\n(?:.*\n)?\s*exitcode\s*:\s*(-?\
 BOX = re.compile(r"^[│╭╰][─\s]?|[─│╮╯]+$")
 LOGGED = re.compile(r" - (?:INFO|WARNING) - |Warning: ")
 SECRET = re.compile(r"\b(hf_|AKIA|ASIA)[A-Za-z0-9]{12,}")
+LAUNCH = "=== launch: "  # begins each launch's part of a log
 LONGEST = 400  # characters of an error that are shown
 LAST_WORDS = 3  # lines that are shown of a rank that ended without an error
 
@@ -128,6 +129,11 @@ class Failure:
     error: str
     where: str
     block: str
+
+
+def last_launch(text: str) -> str:
+    """The part of a log that its last launch wrote; a run that was resumed has several."""
+    return text[max(text.rfind(LAUNCH), 0) :]
 
 
 def summarise(text: str) -> str:

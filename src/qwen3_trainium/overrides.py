@@ -20,6 +20,7 @@ from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.models.common.rope import CosSinRoPE
 from torchtitan.protocols.module import Module
 
+from qwen3_trainium import logs
 from qwen3_trainium.attention import document_mask
 
 
@@ -91,20 +92,18 @@ def nki_rope(config: CosSinRoPE.Config, implementation: str = "own") -> CosSinRo
     return nki_rope.derived(config, implementation)
 
 
-def nki_rope_on(*patterns: str, implementation: str = "own") -> str:
+def nki_rope_on(*patterns: str) -> str:
     """Register `nki_rope` for some layers; returns the import path for `override.imports`.
 
     patterns   of module names, e.g. "layers.0.*", "layers.1[0-9].*"; `*` also matches dots. A name
                may begin where a model's own names do, or higher up in the config
     """
-
-    words = [*patterns, *([] if implementation == "own" else [implementation])]
-    words = re.sub(r"\W+", "_", " ".join(words)).strip("_")
+    words = re.sub(r"\W+", "_", " ".join(patterns)).strip("_")
     name = f"nki_rope_on_{words}"
     if name not in _partial:
 
         def some_layers(config: CosSinRoPE.Config) -> CosSinRoPE.Config:
-            return nki_rope(config, implementation)
+            return nki_rope(config)
 
         some_layers.__name__ = name
         fqns = [name for pattern in patterns for name in (pattern, f"*.{pattern}")]
@@ -138,9 +137,8 @@ def replaced(log: str, name: str) -> dict[int, list[str]]:
     name   of a function of this module, e.g. "nki_rope"; its partial forms count as well
     """
     found: dict[int, list[str]] = {}
-    last_launch = log[log.rfind("=== launch: ") :] if "=== launch: " in log else log
     line = re.compile(rf"\[rank(\d+)\]:.*\[Override\] {re.escape(__name__)}\.{name}\w*: (\S+) ")
-    for match in line.finditer(last_launch):
+    for match in line.finditer(logs.last_launch(log)):
         found.setdefault(int(match[1]), []).append(match[2])
     return found
 
