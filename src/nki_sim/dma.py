@@ -12,6 +12,7 @@ from .dtypes import BY_NAME, F32, INTEGERS, ITEMSIZE, TWO_BYTE, cast
 from .enums import dge_mode, engine, oob_mode
 from .errors import fail, kernel_line
 from .machine import current_core
+from .ops import OPS
 from .table import (
     DMA,
     Rule,
@@ -94,18 +95,29 @@ class Side:
         values = np.zeros(t.shape, BY_NAME[t.dtype])
         rows, valid = self._picked()
         if not t.storage.written.all:
-            flags = np.zeros(0) if t.storage.written.bytes is None else t.storage.written.bytes
-            ok = flags.size and self._windows(flags, f"u{t.itemsize}")[rows]
-            full = (1 << 8 * t.itemsize) - 1
-            if not flags.size or not (ok == full).all():
-                fail(
-                    f"{self.name} {t.describe()} gathers rows of {t.storage.describe()} that were "
-                    "never written",
-                    rule="a fresh tensor holds undefined bytes",
-                    instruction=self.instruction,
-                )
+            self._require_written(rows)
         values[valid] = self._windows(t.storage.data, values.dtype)[rows]
         return values
+
+    def _require_written(self, rows):
+        """Gathering an element that nothing wrote is an error that names the first one."""
+        t, storage = self.t, self.t.storage
+        flags = storage.written.bytes
+        if flags is None:
+            flags = np.zeros(storage.nbytes, np.uint8)
+        ok = self._windows(flags, f"u{t.itemsize}")[rows] == (1 << 8 * t.itemsize) - 1
+        if ok.all():
+            return
+        row, *inner = np.unravel_index(np.argmin(ok), ok.shape)
+        address = rows[row] + sum(i * s for i, s in zip(inner, t.strides[1:], strict=True))
+        first = address * t.itemsize // ITEMSIZE[storage.dtype]
+        element = [int(i) for i in np.unravel_index(first, storage.shape)]
+        fail(
+            f"{self.name} {t.describe()} gathers element {element} of {storage.describe()}, which "
+            "was never written",
+            rule="a fresh tensor holds undefined bytes",
+            instruction=self.instruction,
+        )
 
     def write(self, values, where):
         """Write values of the view's shape, but only the elements (or rows) that `where` allows."""
@@ -359,8 +371,8 @@ def _check_indirect_transpose(a):
     if src.vector is None:
         return None
     index = src.vector[0]
-    rows_ok = src.shape[0] % 16 == 0 and 16 <= index.shape[0] <= 128
-    if not rows_ok or src.shape[-1] > 128 or src.dtype not in TWO_BYTE or index.dtype != "uint32":
+    shape_ok = src.shape[0] % 16 == 0 and src.shape[-1] <= 128
+    if not shape_ok or src.dtype not in TWO_BYTE or index.dtype != "uint32":
         return f"src {src.describe()} by row indices {index.describe()}"
     return None
 
@@ -406,13 +418,12 @@ def dma_transpose(
 
 
 def _check_add(a):
-    name = getattr(a["reduce_op"], "name", a["reduce_op"])
-    return None if name == "add" else f"reduce_op {name}"
+    return None if a["reduce_op"] is OPS["add"] else f"reduce_op {a['reduce_op']!r}"
 
 
 def _check_scales(a):
-    if a["scales"] is not None and any(s != 1.0 for s in a["scales"]):
-        return f"scales {a['scales']}"
+    if a["scales"] is not None and list(a["scales"]) != [1.0] * len(a["srcs"]):
+        return f"scales {a['scales']} for {len(a['srcs'])} sources"
     return None
 
 
@@ -421,6 +432,30 @@ def _check_sources(a):
         return f"{len(a['srcs'])} sources"
     if any(t.vector is not None for t in _tiles(a)) and len(a["srcs"]) != 2:
         return f"{len(a['srcs'])} sources with a vector of indices"
+    return None
+
+
+def _check_static(a):
+    t = next((t for t in _tiles(a) if t.scalar is not None), None)
+    return None if t is None else f"{t.describe()} with a scalar_offset"
+
+
+def _same_view(x, y):
+    """True if both address the same elements in the same order, row indices included."""
+    layouts = [(id(t.storage), t.dtype, t.shape, t.strides, t.offset) for t in (x, y)]
+    if layouts[0] != layouts[1] or (x.vector is None) != (y.vector is None):
+        return False
+    return x.vector is None or (x.vector[1] == y.vector[1] and _same_view(x.vector[0], y.vector[0]))
+
+
+def _check_in_place(a):
+    """Of the forms with row indices: dst[rows] += tile, or tile += src[rows]."""
+    if all(t.vector is None for t in _tiles(a)):
+        return None
+    dst = a["dst"]
+    others = [s for s in a["srcs"] if not _same_view(s, dst)]
+    if len(others) != 1 or (dst.vector is None) == (others[0].vector is None):
+        return f"dst {dst.describe()}, sources " + ", ".join(s.describe() for s in a["srcs"])
     return None
 
 
@@ -444,8 +479,14 @@ def _check_unique(a):
     rules=[
         COUNTS,
         Rule("reduce_op is add", _check_add),
-        Rule("all scales are 1.0", _check_scales),
+        Rule("scales, if given, are 1.0 for each source", _check_scales),
         Rule("at most 16 sources, exactly 2 with row indices", _check_sources),
+        Rule("addresses are static or by row indices", _check_static),
+        Rule(
+            "with row indices, dst is one source by the same view, and either it or the other "
+            "source has the indices",
+            _check_in_place,
+        ),
         Rule("row indices are unique (others race)", _check_unique),
         SKIP,
     ],

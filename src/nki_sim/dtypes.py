@@ -1,6 +1,7 @@
 """NKI dtypes are plain strings; numpy and ml_dtypes hold the bits."""
 
 import contextlib
+import math
 
 import ml_dtypes
 import numpy as np
@@ -43,13 +44,26 @@ def name_of(dtype):
     if isinstance(dtype, str) and dtype in BY_NAME:
         return dtype
     text = str(dtype).removeprefix("torch.")
-    if text not in BY_NAME:
+    if text not in BY_NAME and dtype is not None:  # numpy takes None for float64
         with contextlib.suppress(TypeError):  # what numpy does not know keeps its own name
             text = np.dtype(dtype).name
     text = {"bool": "bool_"}.get(text, text)
     if text not in BY_NAME:
         raise TypeError(f"NKI has no dtype {text}; cast to one of {', '.join(sorted(BY_NAME))}")
     return text
+
+
+def holds(dtype, number):
+    """True if the NKI dtype has a value for the number: an integer for integers, none overflows."""
+    kind = BY_NAME[dtype]
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        return isinstance(number, (int, np.integer)) and limits.min <= number <= limits.max
+    if not isinstance(number, (int, float, np.integer, np.floating)):
+        return False
+    with np.errstate(over="ignore"):
+        stored = float(np.float32(number).astype(kind))
+    return math.isnan(stored) == math.isnan(number) and math.isinf(stored) == math.isinf(number)
 
 
 def cast(values, dtype):

@@ -6,17 +6,25 @@ may differ if the element counts match, because elements pair up in row-major or
 
 import numpy as np
 
-from .dtypes import ANY, INTEGERS, cast
+from .dtypes import ANY, INTEGERS, cast, holds
 from .enums import engine, reduce_cmd
 from .errors import fail
 from .machine import current_core
 from .numeric import f32, free_size, like, per_partition, store
 from .ops import OPS, Op
-from .rules import engine_is, gpsimd_not_psum, not_both_psum, same_partitions, same_size
+from .rules import (
+    engine_is,
+    gpsimd_not_psum,
+    not_both_psum,
+    resolved_engine,
+    same_partitions,
+    same_size,
+)
 from .table import CHIP, SB, Rule, inp, instruction, mark_written, out, scalar_or_vec
 from .tensors import NkiTensor
 
 EXACT = ("int32", "uint32")
+POWER, RSQRT = OPS["power"], OPS["rsqrt"]
 
 
 # ------------------------------------------------------------------ operators
@@ -24,36 +32,56 @@ def _absent(name):
     return f"{name}: no trn2 engine computes it; divide is reciprocal and multiply"
 
 
-def check_binary(*names):
-    """Each `op` argument is a binary ALU operator; bit operators see integers only."""
+def binary(*names, also=()):
+    """Each argument is a binary ALU operator, or one of `also` where the page allows more."""
 
     def check(a):
-        kinds = set()
         for name in names:
             op = a[name]
-            if op is None:
+            if any(op is other for other in also):
                 continue
             if not isinstance(op, Op):
                 return f"{name} is {op!r}, not an operator of nki.language"
-            unary_ok = op.name in ("rsqrt", "invert") and "operand0" in a
             if op.kind == "absent":
                 return _absent(op.name)
-            if op.binary is None and not unary_ok:
+            if op.binary is None:
                 return f"{name} is {op.name}, not a binary operator"
-            kinds.add("bitvec" if op.kind == "bitvec" else "arithmetic")
-        if len(kinds) > 1:
+            if op is POWER:
+                return f"{name} is power, which only tensor_tensor computes"
+        return None
+
+    others = [getattr(op, "name", "left out") for op in also]
+    return Rule(" or ".join([f"{', '.join(names)}: binary ALU operators", *others]), check)
+
+
+def arithmetic(*names):
+    def check(a):
+        return next((f"{n} {a[n].name}" for n in names if a[n].kind == "bitvec"), None)
+
+    return Rule("arithmetic operators only", check)
+
+
+def bits(*names):
+    def check(a):
+        kinds = {a[name].kind == "bitvec" for name in names if a[name] is not None}
+        if True not in kinds:
+            return None
+        if False in kinds:
             return "a bit operator and an arithmetic operator in one instruction"
-        if "bitvec" in kinds:
-            for t in a.values():
-                if t.__class__ is NkiTensor and t.dtype not in INTEGERS:
-                    return f"bit operator on {t.describe()}"
-                if isinstance(t, float):
-                    return f"bit operator with the float {t}"
+        dst = a["dst"]
+        width = 8 * dst.itemsize
+        for name, value in a.items():
+            if value.__class__ is NkiTensor:
+                if value.dtype not in INTEGERS or value.itemsize != dst.itemsize:
+                    return f"bit operator on {name} {value.describe()}, dst {dst.describe()}"
+            elif name.startswith("operand") and value is not None:
+                whole = isinstance(value, (int, np.integer))
+                if not whole or not -(2 ** (width - 1)) <= value < 2**width:
+                    return f"bit operator with {name} {value!r}, dst {dst.describe()}"
         return None
 
     return Rule(
-        "operators are ALU operators; bit operators take integer operands and do not mix "
-        "with arithmetic",
+        "bit operators take integers of one width, cast nothing, and do not mix with arithmetic",
         check,
     )
 
@@ -73,16 +101,12 @@ def _exact(*tiles):
 
 def _tensor_tensor_engine(a):
     integers = a["op"].kind == "arithmetic" and _exact(a["dst"], a["data1"], a["data2"])
-    return "gpsimd" if integers or a["op"] is OPS["power"] else "vector"
+    return "gpsimd" if integers or a["op"] is POWER else "vector"
 
 
 def _check_power(a):
-    if a["op"] is not OPS["power"]:
-        return None
-    for name in ("dst", "data1", "data2"):
-        if a[name].storage.place == "psum":
-            return f"power with {name} {a[name].describe()}"
-    return "power on engine vector" if a["engine"] is engine.vector else None
+    on_vector = a["op"] is POWER and a["engine"] is engine.vector
+    return "power on engine vector" if on_vector else None
 
 
 @instruction(
@@ -92,18 +116,19 @@ def _check_power(a):
     data2=inp(CHIP),
     rules=[
         same_size("dst", "data1", "data2"),
-        check_binary("op"),
+        binary("op", also=[POWER]),
+        bits("op"),
         not_both_psum("data1", "data2"),
         engine_is("vector", "gpsimd"),
-        gpsimd_not_psum("dst", "data1", "data2"),
-        Rule("power runs on GpSimd and takes no PSUM operand", _check_power),
+        gpsimd_not_psum("dst", "data1", "data2", pick=_tensor_tensor_engine),
+        Rule("power runs on GpSimd", _check_power),
     ],
     pick=_tensor_tensor_engine,
 )
 def tensor_tensor(dst, data1, data2, op, engine=engine.unknown, name=None):
     """dst = data1 op data2, element by element.
 
-    int32/uint32 throughout, in SBUF, without engine=vector: exact integers on GpSimd.
+    int32/uint32 throughout, in SBUF, without engine=vector: exact integers on GpSimd, modulo 2^32.
     """
     x, y, target = data1.np, data2.np, dst.np
     if (
@@ -115,6 +140,12 @@ def tensor_tensor(dst, data1, data2, op, engine=engine.unknown, name=None):
     elif op.kind == "bitvec":
         target[...] = like(op.binary(like(x, dst), like(y, dst)).astype(target.dtype), dst)
     elif engine.name != "vector" and _exact(dst, data1, data2):
+        if op is POWER and y.min() < 0:
+            fail(
+                f"power with the exponent {y.min()} in {data2.describe()}",
+                rule="integers have no negative powers",
+                instruction="tensor_tensor",
+            )
         wide = apply(op, like(x, dst).astype(np.int64), like(y, dst).astype(np.int64))
         target[...] = wide.astype(np.int64).astype(target.dtype)
     else:
@@ -136,18 +167,25 @@ def _check_second(a):
     return None
 
 
+def _tensor_scalar_engine(a):
+    return "gpsimd" if a["op0"] is RSQRT else "vector"
+
+
 def _check_scalar_engine(a):
-    name = a["engine"].name
+    name = resolved_engine(a, _tensor_scalar_engine)
     ops = (a["op0"].name, a["op1"].name if a["op1"] else None)
-    if name == "scalar" and ops not in (("multiply", "add"), ("multiply", None), ("add", None)):
-        return f"operators {ops} on engine scalar"
-    if (name == "gpsimd") != ("rsqrt" in ops) and name != "unknown":
+    on_scalar = ops in (("multiply", "add"), ("multiply", None), ("add", None))
+    on_gpsimd = ops == ("rsqrt", None)
+    if (name == "scalar" and not on_scalar) or (name == "gpsimd") != on_gpsimd:
         return f"operators {ops} on engine {name}"
     return None
 
 
-def _tensor_scalar_engine(a):
-    return "gpsimd" if a["op0"].name == "rsqrt" else "vector"
+def _check_rsqrt(a):
+    zero = a["operand0"].__class__ is not NkiTensor and a["operand0"] == 0
+    if a["op0"] is RSQRT and (not zero or a["reverse0"]):
+        return f"rsqrt with operand0 {a['operand0']!r}, reverse0 {a['reverse0']}"
+    return None
 
 
 def ordered(op, x, y, reverse):
@@ -164,9 +202,18 @@ def ordered(op, x, y, reverse):
         same_size("dst", "data"),
         same_partitions("data", "operand0", "operand1"),
         Rule("square, relu, abs_max and abs_min as op0 are trn3 only", _check_trn3_ops),
-        check_binary("op0", "op1"),
+        binary("op0", also=[RSQRT, OPS["invert"]]),
+        binary("op1", also=[None]),
+        bits("op0", "op1"),
         Rule("op1 needs operand1 and operand1 needs op1", _check_second),
-        Rule("Scalar: multiply+add, multiply or add; GpSimd: rsqrt only", _check_scalar_engine),
+        engine_is("vector", "scalar", "gpsimd"),
+        Rule(
+            "Scalar: multiply+add, multiply or add; GpSimd: rsqrt and nothing else; Vector: the "
+            "others",
+            _check_scalar_engine,
+        ),
+        Rule("rsqrt has one operand: operand0 is the number 0", _check_rsqrt),
+        gpsimd_not_psum("dst", "data", pick=_tensor_scalar_engine),
     ],
     pick=_tensor_scalar_engine,
 )
@@ -209,11 +256,8 @@ def tensor_scalar(
     rules=[
         same_size("dst", "data", "operand1"),
         same_partitions("data", "operand0"),
-        check_binary("op0", "op1"),
-        Rule(
-            "arithmetic operators only",
-            lambda a: "a bit operator" if "bitvec" in (a["op0"].kind, a["op1"].kind) else None,
-        ),
+        binary("op0", "op1"),
+        arithmetic("op0", "op1"),
         not_both_psum("data", "operand1"),
     ],
 )
@@ -244,29 +288,33 @@ def tensor_copy(dst, src, engine=engine.unknown, name=None):
         store(dst, f32(src))
 
 
-def _check_memset_kind(a):
+def _check_memset_value(a):
     value, dst = a["value"], a["dst"]
-    whole = isinstance(value, (int, np.integer))
-    if not whole and (dst.dtype in INTEGERS or not isinstance(value, (float, np.floating))):
-        return f"value {value!r} for dst {dst.describe()}"
-    return None
+    return None if holds(dst.dtype, value) else f"value {value!r} for dst {dst.describe()}"
 
 
 @instruction(
     "vector gpsimd",
     dst=out(CHIP),
     rules=[
-        Rule("value is a number, and an integer for an integer tensor", _check_memset_kind),
+        Rule(
+            "value is a number in the range of dst's dtype, and an integer for an integer tensor",
+            _check_memset_value,
+        ),
         engine_is("vector", "gpsimd"),
         gpsimd_not_psum("dst"),
     ],
 )
 def memset(dst, value, engine=engine.unknown, name=None):
     """dst = one constant."""
+    dst.np[...] = _constant(value, dst)
+
+
+def _constant(value, dst):
+    """A number that the dtype of `dst` holds, rounded to it through float32."""
     if dst.dtype in INTEGERS:
-        dst.np[...] = np.asarray(value).astype(dst.np.dtype)
-    else:
-        dst.np[...] = cast(np.float32(value).reshape(1), dst.np.dtype)[0]
+        return dst.np.dtype.type(value)
+    return cast(np.float32(value).reshape(1), dst.np.dtype)[0]
 
 
 @instruction("vector", dst=out(CHIP), data=inp(CHIP), rules=[same_size("dst", "data")])
@@ -295,7 +343,19 @@ def _check_pattern(a):
 PATTERN = Rule("pattern has at most 4 [step, count]; counts multiply to N", _check_pattern)
 
 
-@instruction("gpsimd", dst=out(SB), rules=[PATTERN])
+def _check_iota_range(a):
+    last = [(a["channel_multiplier"], a["dst"].shape[0]), *a["pattern"]]
+    reach = [step * (count - 1) for step, count in last]
+    low = a["offset"] + sum(r for r in reach if r < 0)
+    high = a["offset"] + sum(r for r in reach if r > 0)
+    if low < -(2**31) or high >= 2**31:
+        return f"values from {low} to {high}"
+    return None
+
+
+@instruction(
+    "gpsimd", dst=out(SB), rules=[PATTERN, Rule("all values fit int32", _check_iota_range)]
+)
 def iota(dst, pattern, offset=0, channel_multiplier=0, name=None):
     """dst[p, i...] = offset + p · channel_multiplier + Σ step · i, in int32, then cast."""
     value = iota_values(dst, pattern, offset, channel_multiplier).astype(np.int32)
@@ -318,16 +378,23 @@ def _check_reduce_add(a):
     return None if op is None or op is OPS["add"] else f"reduce_op {op!r}"
 
 
-def _check_reduce_res(a):
-    res = a["reduce_res"]
-    if res is not None and (res.shape[0] != a["data"].shape[0] or free_size(res) != 1):
-        return f"reduce_res {res.describe()} for data {a['data'].describe()}"
-    return None
+def reduce_res_of(source):
+    def check(a):
+        res = a["reduce_res"]
+        if res is not None and (res.shape[0] != a[source].shape[0] or free_size(res) != 1):
+            return f"reduce_res {res.describe()} for {source} {a[source].describe()}"
+        return None
+
+    return Rule("reduce_res is [P, 1]", check)
+
+
+def _check_load(a):
+    return "reduce_cmd load_reduce" if a["reduce_cmd"].name == "load_reduce" else None
 
 
 ACTIVATION = Rule("op is an activation function of the Scalar engine", _check_activation)
 REDUCE_ADD = Rule("reduce_op is add", _check_reduce_add)
-REDUCE_RES = Rule("reduce_res is [P, 1]", _check_reduce_res)
+NO_LOAD = Rule("reduce_cmd loads nothing: no argument holds a value to load", _check_load)
 
 
 def _activate(dst, op, data, bias, scale):
@@ -358,7 +425,8 @@ def _activate(dst, op, data, bias, scale):
         same_partitions("data", "bias", "scale"),
         ACTIVATION,
         REDUCE_ADD,
-        REDUCE_RES,
+        reduce_res_of("data"),
+        NO_LOAD,
     ],
 )
 def activation(
@@ -378,21 +446,28 @@ def activation(
     accumulators; reduce_res reads them out. They keep their value between instructions.
     """
     value = _activate(dst, op, data, bias, scale)
-    core = current_core()
+    core, count = current_core(), data.shape[0]
     if reduce_cmd.name in ("reset", "reset_reduce"):
-        core.scalar_accumulator = np.zeros((data.shape[0], 1), np.float32)
+        core.scalar_accumulator = np.zeros((count, 1), np.float32)
     if reduce_cmd.name in ("reduce", "reset_reduce"):
-        total = value.reshape(data.shape[0], -1).sum(axis=1, keepdims=True, dtype=np.float32)
-        core.scalar_accumulator = started(core.scalar_accumulator, "Scalar") + total
+        total = value.reshape(count, -1).sum(axis=1, keepdims=True, dtype=np.float32)
+        core.scalar_accumulator = started(core.scalar_accumulator, "Scalar", count) + total
     if reduce_res is not None:
-        store(reduce_res, started(core.scalar_accumulator, "Scalar"))
+        store(reduce_res, started(core.scalar_accumulator, "Scalar", count))
 
 
-def started(accumulator, which):
+def started(accumulator, which, count):
+    """The accumulators of an engine, [P, 1]; an error if they were set for no or another P."""
     if accumulator is None:
         fail(
             f"the {which} accumulators are used before any instruction set them",
             rule="begin with reduce_cmd.reset_reduce",
+        )
+    if len(accumulator) != count:
+        fail(
+            f"the {which} accumulators hold {len(accumulator)} partitions, this instruction has "
+            f"{count}",
+            rule="instructions that share accumulators have equal P",
         )
     return accumulator
 
@@ -409,7 +484,7 @@ def started(accumulator, which):
         same_partitions("data", "bias", "scale"),
         ACTIVATION,
         REDUCE_ADD,
-        REDUCE_RES,
+        reduce_res_of("data"),
     ],
 )
 def activation_reduce(dst, op, data, reduce_op, reduce_res, bias=None, scale=1.0, name=None):
@@ -423,7 +498,9 @@ def activation_reduce(dst, op, data, reduce_op, reduce_res, bias=None, scale=1.0
 # ------------------------------------------------------------------ predicated copies
 def _check_predicate_src(a):
     src, dst = a["src"], a["dst"]
-    if src.__class__ is NkiTensor and (src.size != dst.size or src.dtype != dst.dtype):
+    if src.__class__ is not NkiTensor:
+        return None if holds(dst.dtype, src) else f"src {src!r}, dst {dst.describe()}"
+    if src.shape[0] != dst.shape[0] or src.size != dst.size or src.dtype != dst.dtype:
         return f"src {src.describe()}, dst {dst.describe()}"
     return None
 
@@ -435,7 +512,10 @@ def _check_predicate_src(a):
     predicate=inp(CHIP, ("uint8", "uint16", "uint32", "bool_")),
     rules=[
         same_size("dst", "predicate"),
-        Rule("src has dst's dtype and N", _check_predicate_src),
+        Rule(
+            "src has dst's dtype, P and N, or is a number that dst's dtype holds",
+            _check_predicate_src,
+        ),
         not_both_psum("src", "predicate"),
     ],
     marks=False,
@@ -445,7 +525,7 @@ def tensor_copy_predicated(dst, src, predicate, reverse_pred=False, name=None):
     chosen = like(predicate.np != 0, dst)
     if reverse_pred:
         chosen = ~chosen
-    value = like(src.np, dst) if src.__class__ is NkiTensor else np.asarray(src, dst.np.dtype)
+    value = like(src.np, dst) if src.__class__ is NkiTensor else _constant(src, dst)
     np.copyto(dst.np, value, where=chosen)
     mark_written(dst, chosen)
 

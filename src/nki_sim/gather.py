@@ -88,9 +88,10 @@ def _check_groups(a):
 def _check_local_counts(a):
     valid, each, index = a["num_valid_indices"], a["num_elem_per_idx"], a["index"]
     limit = 16 * free_size(index)
-    if each not in (1, 2, 4, 8, 16, 32) or limit > 4096 or (valid or 1) > limit:
-        return f"num_elem_per_idx {each}, {valid or limit} indices of {limit}"
-    wanted = (valid or limit) * each
+    valid = limit if valid is None else valid
+    if each not in (1, 2, 4, 8, 16, 32) or limit > 4096 or not 1 <= valid <= limit:
+        return f"num_elem_per_idx {each}, {valid} indices of {limit}"
+    wanted = valid * each
     if free_size(a["dst"]) != wanted:
         return f"dst {a['dst'].describe()} for {wanted} elements"
     return None

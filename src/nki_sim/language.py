@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from . import arch, dma, elementwise, gather, pe, reductions
-from .dtypes import BY_NAME, name_of
+from .dtypes import BY_NAME, holds, name_of
 from .enums import engine
 from .errors import fail
 from .lint import REMOVED
@@ -24,6 +24,7 @@ from .sync import (  # noqa: F401
     fori_loop,
     while_loop,
 )
+from .table import require_written, resolve_scalar
 from .tensors import NkiTensor, ndarray, row_major
 
 int8, int16, int32 = "int8", "int16", "int32"
@@ -99,14 +100,42 @@ class _TileSize:
 tile_size = _TileSize()
 
 
+# ------------------------------------------------------------------ arguments
+def _tensor(helper, x):
+    """x, which must be a tensor."""
+    if not isinstance(x, NkiTensor):
+        raise TypeError(f"nl.{helper} takes a tensor, not {type(x).__name__}")
+    return x
+
+
+def _axes(helper, x, axis):
+    """Dimensions of x by their numbers from 0, ascending, from an int or several."""
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    whole = all(isinstance(n, int) and -x.ndim <= n < x.ndim for n in axes)
+    numbers = sorted({n % x.ndim for n in axes}) if whole else []
+    if not numbers or len(numbers) < len(axes):
+        fail(
+            f"nl.{helper} of {x.describe()} over axis {axis!r}",
+            rule=f"axes are different integers from {-x.ndim} to {x.ndim - 1}",
+        )
+    return numbers
+
+
 # ------------------------------------------------------------------ grid and loops
+def _one_axis(helper, axis):
+    if isinstance(axis, bool) or axis != 0:
+        fail(f"nl.{helper} of axis {axis!r}", rule="a launch grid has one axis, 0")
+
+
 def program_id(axis=0):
     """This core's number in the launch, 0 or 1."""
+    _one_axis("program_id", axis)
     return current_core().index
 
 
 def num_programs(axes=0):
     """Cores of the launch, 1 or 2."""
+    _one_axis("num_programs", axes)
     return current_core().launch.lnc
 
 
@@ -161,15 +190,22 @@ def ones(shape, dtype, buffer=sbuf, name=""):
 
 
 def empty_like(x, dtype=None, buffer=None, name=""):
+    _tensor("empty_like", x)
     return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)
 
 
 def zeros_like(x, dtype=None, buffer=None, name=""):
+    _tensor("zeros_like", x)
     return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
 
 
 def shared_constant(constant):
     """A numpy array as a tensor in shared HBM."""
+    if not isinstance(constant, (np.ndarray, np.generic)) or constant.size == 0:
+        fail(
+            f"nl.shared_constant of {constant!r}",
+            rule="a numpy array of at least one element, of a dtype that NKI has",
+        )
     array = np.ascontiguousarray(constant)
     dtype = name_of(array.dtype)
     data = array.reshape(-1).view(np.uint8).copy()
@@ -180,7 +216,13 @@ def shared_constant(constant):
 
 def shared_identity_matrix(n, dtype=uint8, dst=None):
     """The n × n identity in SBUF."""
-    constant = shared_constant(np.eye(n).astype(BY_NAME[name_of(dtype)]))
+    dtype = name_of(dtype)
+    if not isinstance(n, (int, np.integer)) or not 1 <= n <= arch.PMAX or not holds(dtype, 0):
+        fail(
+            f"nl.shared_identity_matrix of size {n!r} in {dtype}",
+            rule=f"n is 1 to {arch.PMAX}, and the dtype has 0 and 1",
+        )
+    constant = shared_constant(np.eye(n).astype(BY_NAME[dtype]))
     dst = ndarray((n, n), dtype) if dst is None else dst
     dma.dma_copy(dst, constant)
     return dst
@@ -189,13 +231,18 @@ def shared_identity_matrix(n, dtype=uint8, dst=None):
 # ------------------------------------------------------------------ movement
 def load(src, dtype=None):
     """A new SBUF tile with the contents of an HBM view."""
-    tile = ndarray(src.shape, dtype or src.dtype)
+    tile = ndarray(_tensor("load", src).shape, dtype or src.dtype)
     dma.dma_copy(tile, src)
     return tile
 
 
 def store(dst, value):
     """Copy an SBUF tile to an HBM view."""
+    if _tensor("store", dst).on_chip() or _tensor("store", value).storage.place != "sbuf":
+        fail(
+            f"nl.store of {value.describe()} to {dst.describe()}",
+            rule="the value lies in SBUF, the destination in HBM",
+        )
     dma.dma_copy(dst, value)
 
 
@@ -205,6 +252,7 @@ def _new(x, dtype, shape=None):
 
 def transpose(x, dtype=None):
     """x transposed, in PSUM."""
+    _tensor("transpose", x)
     result = ndarray((x.size // x.shape[0], x.shape[0]), dtype or x.dtype, psum)
     pe.nc_transpose(result, x, engine=engine.tensor)
     return result
@@ -214,6 +262,7 @@ def matmul(x, y, transpose_x=False):
     """xᵀ · y in PSUM; only transpose_x=True compiles."""
     if not transpose_x:
         fail("nl.matmul without transpose_x=True", rule="only transpose_x=True compiles")
+    _tensor("matmul", x), _tensor("matmul", y)
     result = ndarray((x.size // x.shape[0], y.size // y.shape[0]), float32, psum)
     pe.nc_matmul(result, x, y)
     return result
@@ -224,16 +273,21 @@ def broadcast_to(x, shape, dtype=None):
 
     Another dtype takes a copy.
     """
-    shape = tuple(shape)
-    if len(shape) != x.ndim or any(n not in (1, m) for n, m in zip(x.shape, shape, strict=True)):
+    _tensor("broadcast_to", x)
+    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    fits = len(shape) == x.ndim and all(
+        isinstance(m, (int, np.integer)) and m > 0 and n in (1, m)
+        for n, m in zip(x.shape, shape, strict=True)
+    )
+    if not fits or (x.vector is not None and shape[0] != x.shape[0]):
         fail(
             f"broadcast_to of {x.describe()} to {shape}",
-            rule="equal rank, and only size-1 dimensions grow",
+            rule="equal rank, and only size-1 dimensions grow (not one that row indices select)",
         )
     if x.on_chip() and shape[0] != x.shape[0]:
         x = _on_all_partitions(x, shape[0])
     strides = tuple(0 if n != m else s for n, m, s in zip(x.shape, shape, x.strides, strict=True))
-    view = NkiTensor(x.storage, x.dtype, shape, strides, x.offset)
+    view = x._derive(shape, strides, x.offset)
     return view if dtype in (None, x.dtype) else _copied(view, dtype)
 
 
@@ -253,15 +307,20 @@ def _copied(x, dtype):
 
 def expand_dims(x, axis):
     """A view of x with a new dimension of size 1."""
-    axis = axis % (x.ndim + 1)
-    if axis == 0 and x.on_chip():
-        fail(f"expand_dims of {x.describe()} at axis 0", rule="dimension 0 is the partition")
-    return NkiTensor(
-        x.storage,
-        x.dtype,
-        (*x.shape[:axis], 1, *x.shape[axis:]),
-        (*x.strides[:axis], 1, *x.strides[axis:]),
-        x.offset,
+    count = _tensor("expand_dims", x).ndim + 1
+    if not isinstance(axis, int) or not -count <= axis < count:
+        fail(
+            f"expand_dims of {x.describe()} at axis {axis!r}",
+            rule=f"axis is an integer from {-count} to {count - 1}",
+        )
+    axis %= count
+    if axis == 0 and (x.on_chip() or x.vector is not None):
+        fail(
+            f"expand_dims of {x.describe()} at axis 0",
+            rule="dimension 0 is the partition, or what row indices select",
+        )
+    return x._derive(
+        (*x.shape[:axis], 1, *x.shape[axis:]), (*x.strides[:axis], 1, *x.strides[axis:]), x.offset
     )
 
 
@@ -273,9 +332,9 @@ def _operator(op, x, y=None, dtype=None):
             f"nl.{op.name} is not a hardware instruction",
             rule="NKI's simulator computes it, no engine does",
         )
-    if y is None or isinstance(y, str):  # an activation function; y may be its dtype
-        return _activation(op, x, dtype or y)
-    tile = x if isinstance(x, NkiTensor) else y
+    if op.binary is None:  # of one tensor; the second argument is the dtype
+        return _unary(op, _tensor(op.name, x), y if dtype is None else dtype)
+    tile = x if isinstance(x, NkiTensor) else _tensor(op.name, y)
     result = _new(tile, dtype)
     if isinstance(x, NkiTensor) and isinstance(y, NkiTensor):
         elementwise.tensor_tensor(result, x, y, op)
@@ -288,35 +347,35 @@ def _operator(op, x, y=None, dtype=None):
 HELPER.append(_operator)
 
 
-def _activation(op, x, dtype):
+def _unary(op, x, dtype):
     result = _new(x, dtype)
     if op.name == "copy":
         elementwise.tensor_copy(result, x)
     elif op.name == "reciprocal":
         elementwise.reciprocal(result, x)
-    elif op.name == "rsqrt":
-        elementwise.tensor_scalar(result, x, op, 0.0)
+    elif op.name in ("rsqrt", "invert"):
+        elementwise.tensor_scalar(result, x, op, 0)
     else:
         elementwise.activation(result, op, x)
     return result
 
 
 def negative(x, dtype=None):
-    result = _new(x, dtype)
+    result = _new(_tensor("negative", x), dtype)
     elementwise.tensor_scalar(result, x, OPS["multiply"], -1.0)
     return result
 
 
 def logical_not(x, dtype=None):
-    result = _new(x, dtype)
+    result = _new(_tensor("logical_not", x), dtype)
     elementwise.tensor_scalar(result, x, OPS["equal"], 0.0)
     return result
 
 
 def where(condition, x, y, dtype=None):
     """x where condition is 1.0, y where it is 0.0: condition · x + (1 - condition) · y."""
-    like = x if isinstance(x, NkiTensor) else y
-    result = _new(like, dtype, condition.shape)
+    like = x if isinstance(x, NkiTensor) else _tensor("where", y)
+    result = _new(like, dtype, _tensor("where", condition).shape)
     mask = ndarray(condition.shape, uint8)
     elementwise.tensor_copy(mask, condition)
     if isinstance(y, NkiTensor):
@@ -330,8 +389,8 @@ def where(condition, x, y, dtype=None):
 
 
 # ------------------------------------------------------------------ reductions
-def _reduce(op, x, axis, dtype, keepdims):
-    axes = sorted(a % x.ndim for a in (axis if isinstance(axis, (tuple, list)) else (axis,)))
+def _reduce(op, helper, x, axis, dtype, keepdims):
+    axes = _axes(helper, _tensor(helper, x), axis)
     if keepdims:
         shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
     else:
@@ -342,24 +401,24 @@ def _reduce(op, x, axis, dtype, keepdims):
 
 
 def sum(x, axis, dtype=None, keepdims=False):
-    return _reduce("add", x, axis, dtype, keepdims)
+    return _reduce("add", "sum", x, axis, dtype, keepdims)
 
 
 def max(x, axis, dtype=None, keepdims=False):
-    return _reduce("maximum", x, axis, dtype, keepdims)
+    return _reduce("maximum", "max", x, axis, dtype, keepdims)
 
 
 def min(x, axis, dtype=None, keepdims=False):
-    return _reduce("minimum", x, axis, dtype, keepdims)
+    return _reduce("minimum", "min", x, axis, dtype, keepdims)
 
 
 def prod(x, axis, dtype=None, keepdims=False):
-    return _reduce("multiply", x, axis, dtype, keepdims)
+    return _reduce("multiply", "prod", x, axis, dtype, keepdims)
 
 
 def mean(x, axis, dtype=None, keepdims=False):
-    axes = {a % x.ndim for a in (axis if isinstance(axis, (tuple, list)) else (axis,))}
-    total = _reduce("add", x, axis, float32, keepdims)
+    axes = _axes("mean", _tensor("mean", x), axis)
+    total = _reduce("add", "mean", x, axis, float32, keepdims)
     result = _new(total, dtype or x.dtype)
     count = math.prod(x.shape[a] for a in axes)
     elementwise.tensor_scalar(result, total, OPS["multiply"], 1.0 / count)
@@ -368,4 +427,12 @@ def mean(x, axis, dtype=None, keepdims=False):
 
 def device_print(print_prefix, tensor):
     """Print a tensor's values."""
+    if _tensor("device_print", tensor).vector is not None:
+        fail(f"nl.device_print of {tensor.describe()}", rule="only DMA gathers rows")
+    if tensor.scalar is not None:
+        tensor = resolve_scalar(tensor, "device_print", "tensor")
+    if current_core().shapes_only:
+        builtins.print(print_prefix, tensor.describe())
+        return
+    require_written(tensor, "device_print", "tensor")
     builtins.print(print_prefix, tensor.np)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .dtypes import ANY, INTEGERS
-from .elementwise import REDUCE_RES, apply, check_binary, ordered, started
+from .elementwise import apply, arithmetic, binary, ordered, reduce_res_of, started
 from .enums import reduce_cmd
 from .machine import current_core
 from .numeric import f32, free_size, like, per_partition, rows, store
@@ -44,8 +44,9 @@ def _axes(a):
 
 def _check_axes(a):
     rank = a["data"].ndim
-    axes = sorted(n % rank for n in _axes(a))
-    if 0 in axes or axes != list(range(axes[0], rank)):
+    inside = all(isinstance(n, int) and -rank <= n < rank for n in _axes(a))
+    axes = sorted(n % rank for n in _axes(a)) if inside else []
+    if not axes or 0 in axes or axes != list(range(axes[0], rank)):
         return f"axis {a['axis']} of data {a['data'].describe()}"
     return None
 
@@ -59,23 +60,21 @@ def _check_reduced_size(a):
     return None
 
 
-def _check_reduces(*names):
-    def check(a):
-        for name in names:
-            op = a[name]
-            if not isinstance(op, Op) or not op.reduces:
-                return f"{name} is {op!r}"
-            if op.kind == "bitvec" and any(
-                t.dtype not in INTEGERS for t in (a["dst"], a.get("data", a["dst"]))
-            ):
-                return f"bit operator {name} on {a['data'].describe()}"
-        return None
+def _check_reduces(a):
+    op = a["op"]
+    return None if isinstance(op, Op) and op.reduces else f"op is {op!r}"
 
-    return Rule(
-        "the operator reduces: add, subtract, multiply, maximum, minimum, logical or bit "
-        "and/or/xor (integers)",
-        check,
-    )
+
+def _check_bits(a):
+    dst, data = a["dst"], a["data"]
+    if getattr(a["op"], "kind", "") != "bitvec":
+        return None
+    if data.dtype not in INTEGERS or dst.dtype != data.dtype:
+        return f"op {a['op'].name} on data {data.describe()}, dst {dst.describe()}"
+    return "negate with a bit operator" if a.get("negate") else None
+
+
+BITS = Rule("bit operators take integers, cast nothing and negate nothing", _check_bits)
 
 
 @instruction(
@@ -83,7 +82,11 @@ def _check_reduces(*names):
     dst=out(CHIP),
     data=inp(CHIP),
     rules=[
-        _check_reduces("op"),
+        Rule(
+            "op reduces: add, subtract, multiply, maximum, minimum, logical or bit and/or/xor",
+            _check_reduces,
+        ),
+        BITS,
         Rule("axis: trailing free dimensions by their real numbers, never 0", _check_axes),
         Rule("dst holds one element for each kept one", _check_reduced_size),
     ],
@@ -112,7 +115,8 @@ def _check_partition_reduce(a):
     dst=out(SB),
     data=inp(SB),
     rules=[
-        Rule("op is add, average, maximum, bitwise or/and; dst is [1, N]", _check_partition_reduce)
+        Rule("op is add, average, maximum, bitwise or/and; dst is [1, N]", _check_partition_reduce),
+        BITS,
     ],
 )
 def tensor_partition_reduce(dst, op, data, name=None):
@@ -138,14 +142,14 @@ def accumulate(command, op, values, initial):
     if command.name == "idle":
         core.vector_accumulator = None  # such an instruction may clobber the registers
         return None
-    neutral = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}[op.name]
+    neutral = _STARTS[op.name]
     if command.name in ("reset", "reset_reduce"):
         core.vector_accumulator = np.full((len(values), 1), neutral, np.float32)
     elif command.name == "load_reduce":
         core.vector_accumulator = np.broadcast_to(np.float32(initial), (len(values), 1)).copy()
     if command.name in ("reduce", "reset_reduce", "load_reduce"):
         folded = reduce_rows(op, values, 1).reshape(-1, 1)
-        before = started(core.vector_accumulator, "Vector")
+        before = started(core.vector_accumulator, "Vector", len(values))
         core.vector_accumulator = apply(op, before, folded).astype(np.float32)
     return core.vector_accumulator
 
@@ -160,7 +164,7 @@ FOLD = Rule("reduce_op is add, multiply, maximum or minimum", _check_fold)
 
 def _check_init(a):
     loads = a["reduce_cmd"].name == "load_reduce"
-    if loads != (a["reduce_init"] is not None):
+    if loads != isinstance(a["reduce_init"], (int, float)):
         return f"reduce_init {a['reduce_init']} with reduce_cmd {a['reduce_cmd'].name}"
     return None
 
@@ -180,10 +184,11 @@ def _check_res_given(a):
     rules=[
         same_size("dst", "data"),
         same_partitions("data", "operand0"),
-        check_binary("op0"),
+        binary("op0"),
+        arithmetic("op0"),
         FOLD,
-        REDUCE_RES,
-        Rule("reduce_init goes with load_reduce", _check_init),
+        reduce_res_of("data"),
+        Rule("reduce_init is a number with load_reduce, and left out otherwise", _check_init),
         Rule("reduce_res may be left out since 0.6", _check_res_given),
         Rule("reverse0 is not supported", lambda a: "reverse0" if a["reverse0"] else None),
     ],
@@ -206,7 +211,7 @@ def tensor_scalar_reduce(
     total = accumulate(reduce_cmd, reduce_op, value.reshape(data.shape[0], -1), reduce_init)
     store(dst, value)
     if reduce_res is not None:
-        total = started(total, "Vector")
+        total = started(total, "Vector", data.shape[0])
         store(reduce_res, -total if reduce_res_negate else total)
 
 
@@ -219,7 +224,8 @@ def tensor_scalar_reduce(
     rules=[
         same_size("dst", "data0", "data1"),
         same_partitions("data0", "initial"),
-        check_binary("op0", "op1"),
+        binary("op0", "op1"),
+        arithmetic("op0", "op1"),
         not_both_psum("data0", "data1"),
     ],
 )
@@ -236,6 +242,22 @@ def tensor_tensor_scan(
     store(dst, result)
 
 
+# Where a running reduction starts.
+_STARTS = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
+
+
+def _check_running(a):
+    name = getattr(a["op1"], "name", None)
+    return None if name in _STARTS else f"op1 {a['op1']!r}"
+
+
+def _check_running_command(a):
+    name = a["reduce_cmd"].name
+    if name in ("idle", "reset") or (name == "load_reduce") != (a["imm1"] is not None):
+        return f"reduce_cmd {name} with imm1 {a['imm1']!r}"
+    return None
+
+
 @instruction(
     "vector",
     dst=out(CHIP),
@@ -245,7 +267,13 @@ def tensor_tensor_scan(
     rules=[
         same_size("dst", "src"),
         same_partitions("src", "imm0", "imm1"),
-        check_binary("op0", "op1"),
+        binary("op0"),
+        arithmetic("op0"),
+        Rule("op1 is add, subtract, multiply, maximum or minimum", _check_running),
+        Rule(
+            "reduce_cmd is reset_reduce, reduce, or load_reduce with imm1 (and only then imm1)",
+            _check_running_command,
+        ),
         Rule(
             "no 32-bit integers",
             lambda a: next(
@@ -265,14 +293,13 @@ def tensor_scalar_cumulative(
     core = current_core()
     value = rows(src)
     value = ordered(op0, value, np.float32(imm0) if np.isscalar(imm0) else rows(imm0), False)
-    accumulate_start = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
     if reduce_cmd.name == "load_reduce":
         start = imm1 if np.isscalar(imm1) else rows(imm1)
         state = np.broadcast_to(np.float32(start), (len(value), 1)).reshape(-1)
     elif reduce_cmd.name == "reduce":
-        state = started(core.vector_accumulator, "Vector").reshape(-1)
+        state = started(core.vector_accumulator, "Vector", len(value)).reshape(-1)
     else:
-        state = np.full(len(value), accumulate_start.get(op1.name, 0.0), np.float32)
+        state = np.full(len(value), _STARTS[op1.name], np.float32)
     result = np.empty_like(value)
     for i in range(value.shape[1]):
         state = apply(op1, value[:, i], state)

@@ -72,9 +72,15 @@ def engine_is(*allowed):
     return Rule("engine " + "/".join(allowed), check, "engine_is", allowed)
 
 
-def gpsimd_not_psum(*names):
+def resolved_engine(a, pick):
+    """The engine that will run the instruction: the one asked for, or `pick`'s choice."""
+    name = a["engine"].name
+    return pick(a) if name == "unknown" and pick else name
+
+
+def gpsimd_not_psum(*names, pick=None):
     def check(a):
-        if a["engine"].name != "gpsimd":
+        if resolved_engine(a, pick) != "gpsimd":
             return None
         for name in names:
             t = a[name]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .dtypes import BY_NAME, FLOATS
-from .elementwise import PATTERN, iota_values, started
+from .elementwise import NO_LOAD, PATTERN, iota_values, reduce_res_of, started
 from .enums import reduce_cmd
 from .numeric import f32, free_size, like, per_partition, rows, store
 from .ops import OPS
@@ -23,7 +23,7 @@ MAX_ONLY = Rule(
 def _reduce_into(reduce_res, command, values):
     total = accumulate(command, OPS["maximum"], values, None)
     if reduce_res is not None:
-        store(reduce_res, started(total, "Vector"))
+        store(reduce_res, started(total, "Vector", len(values)))
 
 
 @instruction(
@@ -37,15 +37,9 @@ def _reduce_into(reduce_res, command, values):
         same_size("dst", "predicate", "on_true"),
         same_partitions("dst", "on_false"),
         not_both_psum("predicate", "on_true"),
-        Rule(
-            "reduce_res is [P, 1]",
-            lambda a: (
-                None
-                if a["reduce_res"] is None or a["reduce_res"].size == a["on_true"].shape[0]
-                else a["reduce_res"].describe()
-            ),
-        ),
+        reduce_res_of("on_true"),
         MAX_ONLY,
+        NO_LOAD,
     ],
 )
 def select_reduce(
@@ -90,9 +84,11 @@ def _check_comparisons(*names):
     reduce_res=out(CHIP, none=True),
     rules=[
         same_size("dst", "on_true_tile"),
-        same_partitions("on_true_tile", "bound0", "bound1", "reduce_res"),
+        same_partitions("on_true_tile", "bound0", "bound1"),
+        reduce_res_of("on_true_tile"),
         _check_comparisons("comp_op0", "comp_op1"),
         MAX_ONLY,
+        NO_LOAD,
         Rule(
             "on_false_value is FP32_MIN",
             lambda a: (
@@ -184,7 +180,15 @@ def _long_enough(name):
     "vector",
     dst=out(CHIP),
     src=inp(CHIP),
-    rules=[same_partitions("dst", "src"), _long_enough("src"), _eight("dst")],
+    rules=[
+        same_partitions("dst", "src"),
+        _long_enough("src"),
+        _eight("dst"),
+        Rule(
+            "src has at most 3 free dimensions",
+            lambda a: f"src {a['src'].describe()}" if a["src"].ndim > 4 else None,
+        ),
+    ],
 )
 def max8(dst, src, name=None):
     """dst = the eight largest values of each partition, descending."""
@@ -229,6 +233,12 @@ def nc_find_index8(dst, data, vals, name=None):
         same_size("dst", "data"),
         same_partitions("dst", "vals", "dst_idx"),
         _eight("vals", "dst_idx"),
+        Rule(
+            "imm is a number",
+            lambda a: (
+                None if isinstance(a["imm"], (int, float, np.number)) else f"imm {a['imm']!r}"
+            ),
+        ),
     ],
 )
 def nc_match_replace8(dst, data, vals, imm, dst_idx=None, name=None):

@@ -5,6 +5,7 @@ know about an instruction is on one screen. The rows drive the checks, the error
 README's table (`markdown`), and the tests that break each limit and just meet it.
 """
 
+import functools
 import inspect
 from enum import Enum
 
@@ -17,6 +18,9 @@ from .machine import current_core
 from .tensors import NkiTensor
 
 TABLE = {}  # name -> Instruction, in the order of the source
+
+# What numpy and Python raise about values that no rule foresaw; users get a KernelError instead.
+_RAW_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 SB = ("sbuf",)
 PS = ("psum",)
@@ -120,6 +124,13 @@ class Instruction:
         core.clock += 1
         a = self._bind(args, kwargs)
         self._check_operands(a)
+        try:
+            self._execute(core, a)
+        except _RAW_ERRORS as error:
+            self._explain(a, error)
+        return HANDLE
+
+    def _execute(self, core, a):
         for rule in self.rules:
             found = rule.check(a)
             if found:
@@ -142,7 +153,15 @@ class Instruction:
                     mark_written(a[name])
         if core.trace is not None:
             self._record(core, a, fields)
-        return HANDLE
+
+    def _explain(self, a, error):
+        """Turn an error of numpy or Python into one that names the instruction and operands."""
+        given = [f"{n} {_text(a[n])}" for n in self.names if a[n] is not self.defaults.get(n)]
+        fail(
+            f"{type(error).__name__}: {error}",
+            instruction=self.name,
+            hint=f"check the arguments: {', '.join(given)}",
+        )
 
     def _bind(self, args, kwargs):
         if len(args) > len(self.names):
@@ -188,6 +207,15 @@ class Instruction:
             self._refuse(operand, t, f"has shape {t.shape}", "a vec operand is exactly [P, 1]")
         if t.vector is not None and not self.manual:
             self._refuse(operand, t, "is selected by a vector of indices", "only DMA gathers rows")
+        if operand.written and not t.is_whole():
+            first = 0 if t.vector is None else 1  # where rows go is known at run time only
+            if self_overlaps(t.shape[first:], t.strides[first:]):
+                self._refuse(
+                    operand,
+                    t,
+                    f"with the pattern {t.get_pattern()} holds an element more than once",
+                    "a destination element is written once",
+                )
         if place == "hbm":
             return
         t.storage.touch()
@@ -214,18 +242,13 @@ class Instruction:
                     f"starts at partition {start}",
                     f"an access of {count} partitions starts at {allowed}",
                 )
-        if operand.written and 0 in t.strides:
-            for n, s in zip(t.shape, t.strides, strict=True):
-                if s == 0 and n > 1:
-                    self._refuse(
-                        operand, t, "is a broadcast view", "a destination element is written once"
-                    )
 
     def _check_other(self, operand, value):
         if value is None and operand.none:
             return
         if operand.kind == "tiles":
-            if not isinstance(value, (list, tuple)) or not value:
+            tensors = isinstance(value, (list, tuple)) and [isinstance(t, NkiTensor) for t in value]
+            if not tensors or not all(tensors):
                 raise TypeError(f"{self.name}: {operand.name} must be a list of tensors")
             for t in value:
                 self._check_tile(operand, t)
@@ -292,6 +315,10 @@ def _elementwise_cost(engine, tiles):
     if engine == "vector" and all(t.itemsize <= 2 for t in tiles):
         lanes = arch.VECTOR_LANES_16BIT
     return {"elements": elements, "cycles": elements * arch.PMAX / lanes if lanes else 0.0}
+
+
+def _text(value):
+    return value.describe() if isinstance(value, NkiTensor) else repr(value)
 
 
 class _Handle:
@@ -364,11 +391,47 @@ def mark_written(t, where=None):
         storage.by_matmul.clear(t)
 
 
+@functools.lru_cache(maxsize=4096)
+def self_overlaps(shape, strides):
+    """True if two different indices of a pattern address the same element."""
+    reach = 0  # the highest address of the dimensions seen so far, from the smallest stride up
+    for stride, count in sorted(zip(map(abs, strides), shape, strict=True)):
+        if count > 1 and stride == 0:
+            return True
+        if count > 1 and stride <= reach:
+            break
+        reach += stride * (count - 1)
+    else:
+        return False
+    # Strides that interleave, such as 3 × [2] with 2 × [3], may still be free of overlap.
+    addresses = np.zeros(1, np.int64)
+    for stride, count in zip(strides, shape, strict=True):
+        addresses = np.add.outer(addresses, stride * np.arange(count)).reshape(-1)
+    return len(np.unique(addresses)) < len(addresses)
+
+
 # ---------------------------------------------------------------------- run-time addresses
+SCALAR_OFFSET = "a register, or an int32 or uint32 SBUF tensor of one element"
+
+
+def check_scalar_offset(index, t):
+    """Refuse, where a view is made, what cannot be its run-time address."""
+    tensor = isinstance(index, NkiTensor)
+    if tensor:
+        ok = index.size == 1 and index.storage.place == "sbuf"
+        ok = ok and index.dtype in ("int32", "uint32")
+    else:
+        ok = hasattr(index, "frozen")  # a register: only those know a frozen induction variable
+    if not ok:
+        fail(
+            f"scalar offset {_text(index)} of {t.describe()}",
+            rule=SCALAR_OFFSET,
+            hint="a compile-time integer belongs into offset=" if isinstance(index, int) else "",
+        )
+
+
 def integer_value(index, instruction, operand):
     """The integer in a register or a (1,1) tensor that holds a run-time address."""
-    if isinstance(index, (int, np.integer)):
-        return int(index)
     if not isinstance(index, NkiTensor):
         value = getattr(index, "value", None)
         if value is None:
@@ -389,6 +452,12 @@ def integer_value(index, instruction, operand):
 
 def known_integers(index, instruction, operand):
     """An index tensor's values as int64, flat; they must be written and, in a trace, known."""
+    if index.is_indirect():
+        fail(
+            f"offset {index.describe()} of {operand} has a run-time address itself",
+            rule="the address of an offset is known at compile time",
+            instruction=instruction,
+        )
     if index.storage.unknown:
         fail(
             f"offset {index.describe()} of {operand} depends on values that a shapes-only trace "
