@@ -1,7 +1,9 @@
-"""Fixtures that real runs share: a toy release, text, and a profile that names both."""
+"""What every test keeps to, and fixtures that real runs share: a toy release, text, a profile."""
 
 import dataclasses
+import ipaddress
 import os
+import socket
 
 # Before torch is imported: on tensors as small as ours a second thread costs more than it gives.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -9,13 +11,61 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import toys
 
-from qwen3_trainium import profiles
+from qwen3_trainium import data, profiles
+
+
+@pytest.fixture(scope="session")
+def refused_addresses():
+    """Connections that leave this machine are refused, and listed here, in the tests' processes."""
+    refused = []
+
+    def guarded(connect):
+        def only_to_this_machine(self, address):
+            if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(address[0]):
+                refused.append(address)
+                raise ConnectionRefusedError(f"tests are offline: {address}")
+            return connect(self, address)
+
+        return only_to_this_machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
+        yield refused
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@pytest.fixture(autouse=True)
+def _offline(refused_addresses):
+    """A test passes with what is on this machine, also where the code would bear a refusal."""
+    yield
+    asked, refused_addresses[:] = list(refused_addresses), []
+    assert asked == []
+
+
+@pytest.fixture(autouse=True)
+def _uninitialised_memory_is_nan():
+    """Fresh tensors hold NaN, so that reading one by mistake does not pass by luck."""
+    import torch
+
+    torch.use_deterministic_algorithms(True)  # without it torch fills nothing
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")
 def toy_release(tmp_path_factory):
-    """A random Qwen3 in two shards, in the place of a published checkpoint."""
-    return toys.qwen3(tmp_path_factory.mktemp("models") / "toy", shards=2)
+    """A Qwen3 in two shards, hardly trained, in the place of a published checkpoint."""
+    folder = toys.qwen3(tmp_path_factory.mktemp("models") / "toy", shards=2)
+    text = "\n".join(data.read(data.make() / "train"))
+    return toys.learn_tokens(folder, text[:2000], toys.TWO_SHARDS)
 
 
 @pytest.fixture(scope="session")
