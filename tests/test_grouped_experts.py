@@ -450,8 +450,8 @@ def test_python_that_every_nki_compiles(version):
         assert lint(kernel, version=version) == []
 
 
-@pytest.mark.parametrize("version", ["0.3", "0.7"])
-def test_oldest_and_newest_nki(version, monkeypatch):
+@pytest.mark.parametrize("version", arch.VERSIONS)
+def test_they_run_under_every_nki(version, monkeypatch):
     monkeypatch.setenv("NKI_SIM_VERSION", version)
     x, counts, weights, dy = inputs([3, 0, 130, 5], 48, 32)
     with warnings.catch_warnings():

@@ -150,7 +150,8 @@ def simulate(kernel, *, version=None, strict_python=False):
     """A callable that runs `kernel` on the simulator and returns what it returns.
 
     kernel         a function, a jitted kernel, or `kernel[lnc]`
-    version        "0.3" to "0.7": whose rules apply where versions differ (default 0.6)
+    version        "0.3" to "0.7": whose rules apply where versions differ; NKI_SIM_VERSION or
+                   else 0.7 without it
     strict_python  raise, rather than warn, on Python that NKI's compiler would refuse
     Arguments: numpy arrays or torch CPU tensors become HBM tensors, other values stay as they are.
     Raises KernelError for anything that trn2 or NKI's documentation does not allow.

@@ -21,7 +21,7 @@ REGION = {
 }
 
 
-def on_core(body, lnc=1, version="0.6"):
+def on_core(body, lnc=1, version=arch.DEFAULT_VERSION):
     """Run body() on a simulated core, without arguments, lint or output checks."""
     launch = Launch(lnc, version, active())
     result = launch.run(body)

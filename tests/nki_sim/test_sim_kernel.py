@@ -1,6 +1,7 @@
 """What a caller sees: jit, kernel[lnc], arguments and results, install, the command line."""
 
 import importlib.metadata
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ import torch
 import nki_sim
 from nki_sim import KernelError, simulate
 from nki_sim.install import real_nki
+from nki_sim.machine import current_core
+from qwen3_trainium.versions import NEURON
 
 SOURCE = Path(nki_sim.__file__).resolve().parents[1]
 
@@ -118,6 +121,19 @@ def test_launch_matches_the_runtimes_logical_core(monkeypatch):
     assert (double(x) == 2).all()
 
 
+def test_the_default_is_the_nki_of_the_sdk_that_the_lessons_are_for(monkeypatch):
+    def version():
+        return current_core().version
+
+    monkeypatch.delenv("NKI_SIM_VERSION", raising=False)
+    assert simulate(version)() == nki.jit(version)() == NEURON["nki"]
+    assert nki.__version__.startswith(NEURON["nki"])
+    assert inspect.signature(nki_sim.lint).parameters["version"].default == NEURON["nki"]
+    monkeypatch.setenv("NKI_SIM_VERSION", "0.4")
+    assert simulate(version)() == "0.4"
+    assert simulate(version, version="0.5")() == "0.5"
+
+
 def test_the_simulator_models_trn2():
     def kernel():
         return nisa.get_nc_version()
@@ -196,7 +212,7 @@ def test_nothing_but_numpy_and_ml_dtypes_is_imported(tmp_path):
     code = (
         "import sys, nki_sim; nki_sim.install(); import nki.isa\n"
         "names = {m.split('.')[0] for m in sys.modules}\n"
-        "print(names & {'torch', 'matplotlib', 'pandas', 'scipy', 'hypothesis'})"
+        "print(names & {'qwen3_trainium', 'torch', 'matplotlib', 'pandas', 'scipy', 'hypothesis'})"
     )
     assert run("-c", code, cwd=tmp_path).stdout.strip() == "set()"
 
