@@ -1,6 +1,8 @@
 """Real runs on two ranks: killed, resumed, interrupted, failed; and refused before they start."""
 
 import dataclasses
+import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -11,10 +13,20 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import toys
 
-from qwen3_trainium import export, guards, launch, profiles, runlog, verify
+from qwen3_trainium import (
+    export,
+    guards,
+    launch,
+    neuron,
+    preflight,
+    profiles,
+    runlog,
+    verify,
+)
 from qwen3_trainium.errors import SettingError
 
 SECRET = "hf_aSecretThatNoFileMayHold"
@@ -86,10 +98,19 @@ def test_killed_run_resumes_where_it_was(whole_run, profile, runs, capsys):
     half = folder / "checkpoint" / "step-9"
     half.mkdir()
     shutil.copy(next(kept.glob("*.distcp")), half)
+    # And what a kill after the last save would have left: an export, from which no run goes on.
+    shutil.copytree(whole_run.last_checkpoint, folder / "checkpoint" / f"step-{STEPS}")
+    stale = {path.name for path in whole_run.last_checkpoint.iterdir()}
 
     run = launch.launch("hf_finetune", "published", profile, name="killed", runs=runs)
     assert "resuming after step 6" in capsys.readouterr().out
+    assert f"Loading the checkpoint from {kept}" in (folder / "log.txt").read_text()
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    # Nothing saved is lost, and nothing is written into what was saved before.
+    aside = folder / launch.SET_ASIDE
+    assert sorted(path.name for path in aside.iterdir()) == [f"step-{STEPS}", "step-9"]
+    assert {path.name for path in (aside / f"step-{STEPS}").iterdir()} == stale
+    assert run.last_checkpoint == folder / "checkpoint" / f"step-{STEPS}"
     expected, resumed = runlog.read(whole_run.folder), runlog.read(run.folder)
     assert list(resumed.index) == list(range(1, STEPS + 1))
     columns = ["loss", "grad_norm", "learning_rate"]
@@ -101,8 +122,11 @@ def test_killed_run_resumes_where_it_was(whole_run, profile, runs, capsys):
 
 def test_finished_run_is_not_written_again(whole_run, profile, runs):
     before = sorted(whole_run.folder.rglob("*"))
-    with pytest.raises(SettingError, match="already exists"):
-        launch.launch("hf_finetune", "published", profile, name="whole", runs=runs)
+    longer = dataclasses.replace(profile, steps=2 * STEPS)
+    with pytest.raises(SettingError, match="already exists") as refusal:
+        launch.launch("hf_finetune", "published", longer, name="whole", runs=runs)
+    assert f"its last save, of step {STEPS}, is an export of weights alone" in str(refusal.value)
+    assert "last_save_model_only" in str(refusal.value)
     assert sorted(whole_run.folder.rglob("*")) == before
 
 
@@ -118,6 +142,13 @@ def test_run_folder_tells_what_ran_and_no_secret(whole_run, profile, toy_release
     assert profiles.load(whole_run.folder / "profile.yaml") == profile
     facts = guards.check_model_folder(toy_release)
     assert runlog.identity(whole_run.folder) == {"parameters": facts.n_params, "ranks": 2}
+    state = json.loads((whole_run.folder / "run.json").read_text())
+    assert state["status"] == "complete"
+    installed = {name: importlib.metadata.version(name) for name in ("torch", "torchtitan")}
+    assert state["ran_with"]["versions"].items() >= installed.items()
+    assert state["ran_with"]["kernels"] == "by device"
+    peak = runlog.read(whole_run.folder).memory_gib.max()
+    assert state["peak_memory_gib"] == pytest.approx(peak, abs=0.006)  # the log has two digits
     for path in whole_run.folder.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes()
 
@@ -160,10 +191,10 @@ def test_failure_shows_the_ranks_own_error_in_few_lines(profile, runs):
             profile,
             name="failed",
             runs=runs,
-            arguments=["--training.global_batch_size", "3"],
+            arguments=["--training.gc_freq", "0"],
         )
     message = str(failure.value)
-    assert "global batch size must be multiple of local batch size" in message
+    assert "gc_freq must be a positive integer" in message
     assert len(message.splitlines()) <= 8
     assert "ChildFailedError" not in message
 
@@ -248,6 +279,62 @@ def test_more_ranks_than_the_machine_has_are_refused(toy_profile, tmp_path):
     refuse(profile, tmp_path, "4096 ranks")
 
 
+def test_ranks_are_counted_on_one_machine_of_several(toy_profile, tmp_path, monkeypatch):
+    """16 ranks on two machines of two CPU cores are eight on each; on one they are too many."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    profile = dataclasses.replace(toy_profile, ranks=16, global_batch_size=16)
+    refuse(profile, tmp_path, "16 ranks are more")
+    check = ["hf_finetune", "published", profile, tmp_path / "run", []]
+    built, machine = launch._check(*check, nodes=launch.node_count(["--nnodes", "2"]))
+    assert (built.training.global_batch_size, machine) == (16, None)
+    refuse(profile, tmp_path, "16 ranks cannot be shared by 3", torchrun=["--nnodes=3"])
+    refuse(profile, tmp_path, "'1:2'", torchrun=["--nnodes=1:2"])
+    for spelling in (["--nnodes=2", "--rdzv-id=1"], ["--rdzv-id=1", "--nnodes", "2"]):
+        nodes = launch.node_count(spelling)
+        command = launch._command("r", "c", profile, tmp_path, [], spelling, nodes)
+        assert "--nproc-per-node=8" in command
+        assert "--standalone" not in command
+
+
+# What a run would only tell by its numbers, or when 64 processes have started.
+WRONG_STARTS = {
+    "no checkpoints, so no weights": (["--checkpoint.no-enable"], "checkpoint.enable is off"),
+    "random under a published name": (
+        ["--checkpoint.no-initial_load_in_hf"],
+        "initial_load_in_hf is switched off",
+    ),
+    "weights that do not move": (["--training.dtype", "bfloat16"], "do not move .* 2e-05"),
+    "no whole batch": (["--training.global_batch_size", "3"], "3 is no multiple of 2"),
+    "no whole mesh": (["--parallelism.tensor_parallel_degree", "3"], "take 3 ranks together"),
+    "another step than the launcher's": (["--checkpoint.load_step", "999"], "load_step is 999"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_STARTS)
+def test_options_that_spoil_a_start_are_refused(wrong, toy_profile, tmp_path):
+    options, match = WRONG_STARTS[wrong]
+    refuse(toy_profile, tmp_path, match, arguments=options)
+
+
+def test_batch_that_ranks_cannot_share_is_refused(toy_profile, tmp_path):
+    refuse(dataclasses.replace(toy_profile, global_batch_size=3), tmp_path, "3 is no multiple of 2")
+
+
+def test_memory_is_that_of_the_options(toy_profile, tmp_path, capsys):
+    check = ["hf_finetune", "random", toy_profile, tmp_path / "run"]
+    launch._check(*check, [], 1)
+    assert "copies of the logits" not in capsys.readouterr().err
+    large = ["--training.seq_len", "100000", "--training.local_batch_size", "4000"]
+    launch._check(*check, [*large, "--training.global_batch_size", "8000"], 1)
+    assert "copies of the logits" in capsys.readouterr().err
+
+
+def test_other_versions_are_refused(toy_profile, tmp_path, monkeypatch):
+    found = preflight.installed_versions()
+    monkeypatch.setattr(preflight, "installed_versions", lambda: {**found, "torch": "2.13.0"})
+    refuse(toy_profile, tmp_path, "torch is 2.13.0, where 2.14 is wanted")
+
+
 def test_full_disk_is_refused(toy_profile, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(guards.shutil, "disk_usage", lambda path: usage._replace(free=1000))
@@ -278,16 +365,28 @@ def test_unfinished_run_refuses_other_settings(toy_profile, tmp_path):
         "arguments": [],
         "profile": dataclasses.asdict(toy_profile),
     }
-    launch._write_state(folder, asked, "failed")
+    record = {"asked": asked, "ran_with": launch._ran_with()}
+    launch._write_state(folder, record, "failed")
     other = dataclasses.replace(toy_profile, steps=20)
     with pytest.raises(SettingError, match="began with steps 8, now 20"):
         launch.launch("hf_finetune", "published", other, runs=tmp_path)
     (folder / "checkpoint" / "step-4").mkdir(parents=True)
-    (folder / "checkpoint" / "step-4" / ".metadata").touch()
+    # An export of weights has metadata in torchtitan's own format as well; it has no such state.
+    (folder / "checkpoint" / "step-4" / ".metadata").write_bytes(b"model.norm.weight")
+    assert launch._resumable_steps(folder) == []
+    (folder / "checkpoint" / "step-4" / ".metadata").write_bytes(b"train_state")
     fewer = dataclasses.replace(toy_profile, ranks=1)
     with pytest.raises(SettingError, match="began on 2 ranks"):
         launch.launch("hf_finetune", "published", fewer, runs=tmp_path)
-    launch._write_state(folder, asked, "running", os.getpid())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QWEN3_TRAINIUM_KERNELS", "reference")
+        with pytest.raises(SettingError, match="began with kernels 'by device', now 'reference'"):
+            launch.launch("hf_finetune", "published", toy_profile, runs=tmp_path)
+    record["ran_with"]["versions"]["torchtitan"] = "0.2.2"
+    launch._write_state(folder, record, "failed")
+    with pytest.raises(SettingError, match=r"began with torchtitan '0\.2\.2', now '0\.3\.0'"):
+        launch.launch("hf_finetune", "published", toy_profile, runs=tmp_path)
+    launch._write_state(folder, record, "running", os.getpid())
     with pytest.raises(SettingError, match="still running"):
         launch.launch("hf_finetune", "published", toy_profile, runs=tmp_path)
 
@@ -303,9 +402,97 @@ def test_compiled_graphs_outlive_a_run_on_neuron(toy_profile, tmp_path, monkeypa
     assert name not in launch.environment(toy_profile, tmp_path)
 
 
-def test_ranks_are_shared_by_machines(toy_profile, tmp_path):
-    command = launch._command("r", "c", toy_profile, tmp_path, [], ["--nnodes=2", "--rdzv-id=1"])
-    assert "--nproc-per-node=1" in command
-    assert "--standalone" not in command
-    with pytest.raises(SettingError, match="2 ranks cannot be shared by 3 machines"):
-        launch._command("r", "c", toy_profile, tmp_path, [], ["--nnodes=3"])
+def test_lnc_is_told_to_ranks(toy_profile, tmp_path, monkeypatch):
+    """By what neuron-ls says; our kernels would take 2 for granted on a machine set to 1."""
+    monkeypatch.delenv("NEURON_LOGICAL_NC_CONFIG", raising=False)
+    profile = dataclasses.replace(toy_profile, device="neuron")
+    machine = neuron.Machine(chips=1, cores_per_chip=8, lnc=1, core_bytes=12 * 2**30)
+    assert launch.environment(profile, tmp_path, machine)["NEURON_LOGICAL_NC_CONFIG"] == "1"
+    assert "NEURON_LOGICAL_NC_CONFIG" not in launch.environment(toy_profile, tmp_path)
+
+
+# A fake machine: there is no neuron-ls here.
+ONE_CHIP = """#!/bin/sh
+echo '[{"neuron_device": 0, "nc_count": 4, "logical_neuroncore_config": 2,
+"memory_size": 103079215104, "neuron_processes": [OWNERS]}]'
+"""
+RIGHT = {
+    "python": "3.12.1",
+    **{"torch": "2.14.0", "torchtitan": "0.2.2+neuron.1", "transformers": "5.16.0"},
+    **{"torch_neuronx": "2.14.3", "nki": "0.7.0"},
+}
+
+
+def test_cheap_part_of_the_preflight_stands_before_a_launch(toy_profile, tmp_path, monkeypatch):
+    tool = tmp_path / "neuron-ls"
+    tool.write_text(ONE_CHIP.replace("OWNERS", '{"pid": 4321, "command": "python train.py"}'))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES", raising=False)
+    profile = dataclasses.replace(toy_profile, device="neuron")
+    monkeypatch.setattr(preflight, "installed_sdk", dict)
+
+    def refused(versions: dict, match: str) -> None:
+        monkeypatch.setattr(preflight, "installed_versions", lambda: versions)
+        refuse(profile, tmp_path, match)
+
+    refused({**RIGHT, "torch_neuronx": "2.9.0.2.13"}, "legacy XLA product")
+    refused({**RIGHT, "nki": "0.3.0"}, "NKI is 0.3.0")
+    refused(RIGHT, r"cores in use is PID 4321 \(python\)")
+    monkeypatch.setattr(preflight, "installed_sdk", lambda: {"runtime": "2.31.1"})
+    refused(RIGHT, "Neuron runtime is 2.31.1")
+    monkeypatch.setattr(preflight, "installed_sdk", dict)
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-1")  # cores of its own: others have theirs
+    _, machine = launch._check("hf_finetune", "published", profile, tmp_path / "run", [], nodes=1)
+    assert machine.lnc == 2
+
+
+# Stand-ins for torchrun and a rank that does not end when asked to.
+DISOBEDIENT = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "print('up', flush=True); time.sleep(600)"
+)
+STARTER = f"""
+import subprocess, sys, time
+rank = subprocess.Popen(
+    [sys.executable, "-c", {DISOBEDIENT!r}], stdout=subprocess.PIPE, start_new_session=True
+)
+rank.stdout.readline()
+print(rank.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_rank_that_does_not_obey_is_ended_too(monkeypatch):
+    monkeypatch.setattr(launch, "GRACE", 0.5)
+    torchrun = subprocess.Popen(
+        [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    rank = psutil.Process(int(torchrun.stdout.readline()))
+    launch._end(torchrun)
+    assert torchrun.poll() is not None
+    rank.wait(5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that a parent has died")
+def test_rank_ends_when_torchrun_is_killed():
+    rank_program = (
+        "import time; from qwen3_trainium import launch\n"
+        "launch.end_with_parent(); print('up', flush=True); time.sleep(600)"
+    )
+    torchrun = subprocess.Popen(
+        [sys.executable, "-c", STARTER.replace(repr(DISOBEDIENT), repr(rank_program))],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    rank = psutil.Process(int(torchrun.stdout.readline()))
+    torchrun.kill()
+    rank.wait(5)
+    torchrun.wait()
+
+
+def test_time_left_leaves_out_the_first_step():
+    """Two steps after the first took two seconds, so seven more take seven."""
+    assert "known after" in launch._time_left(done=1, first=1, seconds=0.0, steps=10)
+    assert launch._time_left(done=3, first=1, seconds=2.0, steps=10) == "about 7 s left"
+    assert launch._time_left(done=8, first=7, seconds=1.0, steps=10) == "about 2 s left"

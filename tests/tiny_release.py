@@ -1,10 +1,10 @@
-"""A folder in the form and the sizes of the tiny release, with random weights: no training."""
+"""A folder in the form and the sizes of the tiny release, with hardly trained weights."""
 
 from pathlib import Path
 
 import torch
 
-from qwen3_trainium import assets, tiny
+from qwen3_trainium import assets, data, tiny
 
 # Sizes of the tiny release under the names of Transformers' config.
 SIZES = (
@@ -24,8 +24,9 @@ def make(folder: Path) -> Path:
             # are left are too small to be computed fast.
             weight.mul_(1.0 if "norm" in name else 0.25)
     model.save_pretrained(folder, max_shard_size="4MB")
-    assert len(list(folder.glob("*.safetensors"))) == 3
     copy_scaffold(folder)
+    toys.learn_tokens(folder, data.read(data.make() / "train")[0], "4MB")
+    assert len(list(folder.glob("*.safetensors"))) == 3
     return folder
 
 

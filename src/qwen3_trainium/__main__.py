@@ -4,6 +4,7 @@ import importlib
 import signal
 import sys
 
+from qwen3_trainium import cpu
 from qwen3_trainium.errors import SettingError
 
 # command: (module with `main(argv) -> exit code`, what it does)
@@ -27,6 +28,7 @@ def main(argv: list[str]) -> int:
         print(f"command {argv[0]!r} is unknown\n{usage}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[argv[0]]
+    cpu.hide_accelerators()  # every command computes on the CPU itself, or in ranks of its own
     # A machine that ends a job sends SIGTERM: clean up as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,36 +1,52 @@
-"""What torchtitan needs before it can train on a machine with no accelerator.
+"""What torchtitan needs before it can train on a CPU.
 
 torchtitan is written for accelerators. On CPU it calls a few functions that `torch.cpu` lacks
-and a reduction that Gloo lacks. `prepare()` supplies them; it does nothing where PyTorch finds an
-accelerator, so that nothing below is active on Trainium or on a GPU.
+and a reduction that Gloo lacks. `prepare()` supplies them. Who calls it decides by the profile, not
+by what the machine has: a run of the `cpu` profile uses no GPU and no NeuronCore that is there.
+
+Importing this module does not import torch, so that accelerators can be hidden before.
 """
 
 import contextlib
 import os
 import resource
 import types
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
+# Environment variables of a process that is to find no accelerator.
+NO_ACCELERATOR = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # `import torch` loads no torch_neuronx
+}
 
 
-def has_accelerator() -> bool:
-    """Whether PyTorch names a device other than the CPU; initialises none."""
-    return torch._utils._get_available_device_type() not in (None, "cpu")
+def hide_accelerators() -> None:
+    """Let this process find no accelerator; call it before torch is imported.
 
-
-def prepare() -> bool:
-    """Make torchtitan run on this machine's CPU; call it before torchtitan is imported.
-
-    Returns whether anything was done: False where an accelerator is present.
+    For a process that launches others and computes on the CPU itself: a NeuronCore that it held
+    would be lacking to its ranks until it ends.
     """
-    if has_accelerator():
-        return False
+    os.environ.update(NO_ACCELERATOR)
+
+
+def with_accelerators(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a process that may use a device, started by one that hides them from itself."""
+    return {name: value for name, value in environ.items() if NO_ACCELERATOR.get(name) != value}
+
+
+def prepare() -> None:
+    """Make torchtitan run on the CPU in this process; call it before torchtitan is imported.
+
+    Calling it again changes nothing.
+    """
+    hide_accelerators()
+    import torch
+
     # torchtitan picks its device once, at import, and falls back to "cuda" when this says None.
     torch._utils._get_available_device_type = lambda: "cpu"
     _add_device_functions(torch.cpu)
     _reduce_by_sum()
-    return True
 
 
 def _add_device_functions(cpu: types.ModuleType) -> None:
@@ -83,9 +99,12 @@ def _reduce_by_sum() -> None:
     from torch.distributed.fsdp import FSDPModule
 
     set_factor = FSDPModule.set_gradient_divide_factor
+    if hasattr(set_factor, "as_released"):
+        return
 
     def set_factor_and_sum(self, factor: float) -> None:
         set_factor(self, factor)
         self.set_force_sum_reduction_for_comms(True)
 
+    set_factor_and_sum.as_released = set_factor
     FSDPModule.set_gradient_divide_factor = set_factor_and_sum

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from qwen3_trainium import assets, data, kernel_backend, launch, profiles, weights
+from qwen3_trainium import assets, cpu, data, kernel_backend, launch, profiles, weights
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.files import written_beside
 from qwen3_trainium.profiles import Profile
@@ -61,6 +61,7 @@ def dry_run(recipe: str, config: str, profile: Profile, folder: Path, arguments=
     profiles.save(profile, folder / "profile.yaml")
     environment = launch.environment(profile, folder)
     environment |= {
+        **cpu.NO_ACCELERATOR,
         **{"NGPU": str(profile.ranks), "WORLD_SIZE": str(profile.ranks)},
         **{"RANK": "0", "LOCAL_RANK": "0"},
         **{"OMP_NUM_THREADS": str(os.cpu_count() or 1), "HF_HUB_OFFLINE": "1"},

@@ -30,6 +30,9 @@ TRAINING_BYTES_PER_PARAMETER = 16
 LOGITS_COPIES = 3
 # Ranks that a CPU may be asked to share: more only wait for each other.
 RANKS_PER_CPU = 4
+# Half of bfloat16's spacing around 0.02, the size of a typical weight: 2⁻⁶ · 2⁻⁷ / 2. A step of
+# AdamW is about the learning rate, and a smaller one than this is rounded away.
+SMALLEST_BFLOAT16_STEP = 2**-14
 
 
 def check_model_folder(folder: Path | str) -> ModelFacts:
@@ -162,7 +165,8 @@ def wrong_document(line: bytes) -> str | None:
 def check_ranks(
     ranks: int, device: str, machine: "neuron.Machine | None" = None, cpus: int | None = None
 ) -> list[str]:
-    """Prove that `ranks` processes fit this machine; returns warnings (idle cores, crowded CPUs).
+    """Prove that `ranks` processes fit this *one* machine; returns warnings (idle cores, crowded
+    CPUs).
 
     On "neuron" one rank needs one logical NeuronCore, and their number must be one that
     collectives support. `machine` and `cpus` are read here unless they are given.
@@ -172,7 +176,7 @@ def check_ranks(
         if ranks > RANKS_PER_CPU * cpus:
             raise SettingError(
                 f"{ranks} ranks are more than {RANKS_PER_CPU} for each of the {cpus} CPU cores "
-                f"found: use {cpus} or fewer"
+                f"found: use {RANKS_PER_CPU * cpus} or fewer"
             )
         return [f"{ranks} ranks share {cpus} CPU cores"] if ranks > cpus else []
     machine = machine or neuron.read()
@@ -195,6 +199,57 @@ def check_ranks(
     return [f"{cores - ranks} of {cores} logical NeuronCores are idle"] if ranks < cores else []
 
 
+def check_training(config, as_recipe, ranks: int) -> None:
+    """Prove that a torchtitan config starts from the weights it means to and that its batch fits.
+
+    as_recipe   the same config before options of the command line were read
+    """
+    checkpoint, training = config.checkpoint, config.training
+    if checkpoint.initial_load_in_hf and not checkpoint.enable:
+        raise SettingError(
+            "checkpoint.enable is off, so the published weights would not be loaded and the run "
+            "would start from random ones: leave it on, or use the recipe's random config"
+        )
+    if as_recipe.checkpoint.initial_load_in_hf and not checkpoint.initial_load_in_hf:
+        raise SettingError(
+            "checkpoint.initial_load_in_hf is switched off in a recipe of published weights, which "
+            "would start from random ones: leave it on, or use the recipe's random config"
+        )
+    if checkpoint.load_step != -1:
+        raise SettingError(
+            f"checkpoint.load_step is {checkpoint.load_step}, but an unfinished run goes on after "
+            "its last full checkpoint, and a new one has none: leave the option out"
+        )
+    rates = [group.optimizer_kwargs["lr"] for group in config.optimizer.param_groups]
+    if training.dtype == "bfloat16" and min(rates) < SMALLEST_BFLOAT16_STEP:
+        raise SettingError(
+            f"training.dtype is bfloat16, in which weights do not move at learning rate "
+            f"{min(rates):g}: leave it float32, training.mixed_precision_param computes in bfloat16"
+        )
+    check_batch(config, ranks)
+
+
+def check_batch(config, ranks: int) -> None:
+    """Prove that a torchtitan config's global batch is whole local batches of its ranks."""
+    mesh, training = config.parallelism, config.training
+    others = (
+        mesh.tensor_parallel_degree * mesh.pipeline_parallel_degree * mesh.context_parallel_degree
+    )
+    if ranks % others:
+        raise SettingError(
+            f"tensor, pipeline and context parallelism take {others} ranks together, of which "
+            f"{ranks} are no multiple: change the degrees, or the ranks"
+        )
+    # Data-parallel ranks, replicated or sharded, read different text; the others share theirs.
+    step = training.local_batch_size * (ranks // others)
+    if training.global_batch_size > 0 and training.global_batch_size % step:
+        raise SettingError(
+            f"global_batch_size {training.global_batch_size} is no multiple of {step}, which is "
+            f"local_batch_size {training.local_batch_size} × {ranks // others} data-parallel "
+            "ranks: change one of them"
+        )
+
+
 def check_disk(folder: Path | str, needed_bytes: int) -> None:
     """Prove that `folder`'s disk has `needed_bytes` free; the folder need not exist yet."""
     existing = Path(folder).absolute()
@@ -206,6 +261,12 @@ def check_disk(folder: Path | str, needed_bytes: int) -> None:
             f"the disk of {folder} has {_gib(free)} free, but {_gib(needed_bytes)} are needed: "
             "free space, or name a folder on another disk"
         )
+
+
+def run_bytes(n_params: int) -> int:
+    """Disk room for a run: two checkpoints (float32 weights and two moments) and one export,
+    written twice while its shards are joined."""
+    return n_params * 4 * (2 * 3 + 2)
 
 
 def training_bytes(model: ModelFacts, ranks: int) -> int:
@@ -226,8 +287,12 @@ def check_memory(
     local_batch_size: int = 1,
     machine: "neuron.Machine | None" = None,
     host_bytes: int | None = None,
+    nodes: int = 1,
 ) -> list[str]:
     """Prove that the training state fits; returns warnings where an estimate does not.
+
+    The state is shared by all `ranks`; a machine has room for those of them, one in `nodes`, that
+    run on it.
 
     The state (16 bytes a parameter) is certain, so that it alone can refuse a run. Logits are an
     estimate, and activations are not counted: what passes here may still be too large.
@@ -235,17 +300,18 @@ def check_memory(
     host_bytes = host_bytes or host_memory()
     state = training_bytes(model, ranks)
     total = state + logits_bytes(model, seq_len, local_batch_size)
+    ranks_here = ranks // nodes
     warnings = []
     if device == "cpu":
-        room, ranks_there, place = host_bytes, ranks, "host memory"
+        room, ranks_there, place = host_bytes, ranks_here, "host memory"
     else:
         machine = machine or neuron.read()
         room, ranks_there, place = machine.core_bytes, 1, f"a core's memory at LNC={machine.lnc}"
         # Each rank may read the whole checkpoint into host memory before it keeps its share.
-        if ranks * model.bytes > host_bytes:
+        if ranks_here * model.bytes > host_bytes:
             warnings.append(
-                f"{ranks} ranks × a checkpoint of {_gib(model.bytes)} exceed the host memory of "
-                f"{_gib(host_bytes)} if each rank reads all of it"
+                f"{ranks_here} ranks × a checkpoint of {_gib(model.bytes)} exceed the host memory "
+                f"of {_gib(host_bytes)} if each rank reads all of it"
             )
     if state * ranks_there > room:
         raise SettingError(

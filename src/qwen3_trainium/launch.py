@@ -24,7 +24,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwen3_trainium import assets, compat, files, guards, logs, profiles, weights
+import psutil
+
+from qwen3_trainium import (
+    assets,
+    compat,
+    cpu,
+    files,
+    guards,
+    logs,
+    neuron,
+    preflight,
+    profiles,
+    weights,
+)
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.profiles import ROOT, Profile
 from qwen3_trainium.statusline import StatusLine
@@ -34,7 +47,10 @@ RUNS = ROOT / "runs"
 STEP = re.compile(
     r"\[rank0\]:.* INFO - step:\s*(\d+)\s+loss:\s*([-\d.]+|nan|inf).*\btps:\s*([\d,]+)"
 )
+MEMORY = re.compile(r" - INFO - step:.*\bmemory:\s*([\d.]+)GiB")
 CHECKPOINT = re.compile(r"step-(\d+)")
+TRAINING_STATE = b"train_state"  # torchtitan's name of what only a full checkpoint holds
+SET_ASIDE = "set-aside"  # folder, in the run folder, of saves later than the one resumed from
 OUR_OPTIONS = ("--save-initial",)  # what `train` takes on top of torchtitan's options
 GRACE = 10  # seconds that ranks get to end before they are killed
 
@@ -56,9 +72,9 @@ class Run:
         return self.folder / "checkpoint" / f"step-{max(_steps(self.folder))}"
 
 
-def finished(recipe: str, config: str, profile: Profile, runs: Path = RUNS) -> Run | None:
+def finished(recipe: str, config: str, profile: Profile) -> Run | None:
     """An earlier run that ended well with this very profile and today's weights, or None."""
-    folder = Path(runs) / recipe / config
+    folder = RUNS / recipe / config
     state_file = folder / "run.json"
     if not state_file.exists():
         return None
@@ -81,17 +97,18 @@ def stopped_after(run: Run, step: int, name: str, *, overwrite: bool = False) ->
     """
     folder = run.folder.with_name(name)
     guards.check_run_folder(folder, overwrite)
-    if step not in (kept := _resumable_steps(run.folder)):
+    if step not in (steps := _resumable_steps(run.folder)):
         raise SettingError(
-            f"{run.folder.name} keeps no full checkpoint of step {step}: choose one of {kept}"
+            f"{run.folder.name} keeps no full checkpoint of step {step}: choose one of {steps}"
         )
     if folder.exists():
         shutil.rmtree(folder)
     with files.written_beside(folder) as partial:
         checkpoint = Path("checkpoint") / f"step-{step}"
         shutil.copytree(run.folder / checkpoint, partial / checkpoint)
-        asked = json.loads((run.folder / "run.json").read_text())["asked"]
-        _write_state(partial, asked, "interrupted")
+        before = json.loads((run.folder / "run.json").read_text())
+        kept = {key: before[key] for key in ("asked", "ran_with") if key in before}
+        _write_state(partial, kept, "interrupted")
     return folder
 
 
@@ -123,14 +140,20 @@ def launch(
         "arguments": list(arguments),
         "profile": dataclasses.asdict(profile),
     }
-    step = _step_to_resume(folder, asked, overwrite=overwrite)
-    command = _command(recipe, config, profile, folder, arguments, torchrun)
-    built = _check(recipe, config, profile, folder, arguments)
+    cpu.hide_accelerators()  # before torch is imported
+    record = {"asked": asked, "ran_with": _ran_with()}
+    nodes = node_count(torchrun)
+    step = _step_to_resume(folder, record, overwrite=overwrite)
+    built, machine = _check(recipe, config, profile, folder, arguments, nodes)
     if step:
         _require_same_ranks(folder, built, profile)
-    # From here on nothing is wrong with what was asked: only now is an old run removed.
+    if machine:
+        record["ran_with"]["lnc"] = machine.lnc
+    # From here on nothing is known to be wrong with what was asked: only now is a run removed.
     if step is None and folder.exists():
         shutil.rmtree(folder)
+    if step is not None:
+        _set_aside_after(folder, step)
     folder.mkdir(parents=True, exist_ok=True)
     profiles.save(profile, folder / "profile.yaml")
 
@@ -142,13 +165,17 @@ def launch(
             if step
             else f"{folder.name}: unfinished run without a checkpoint found; starting at step 1"
         )
-    code = _run(command, environment(profile, folder), folder, asked, status)
+    # torchtitan would take the latest save, which may be an export that it cannot resume from.
+    resume = ["--checkpoint.load_step", str(step)] if step else []
+    command = _command(recipe, config, profile, folder, [*arguments, *resume], torchrun, nodes)
+    variables = environment(profile, folder, machine)
+    code = _run(command, variables, folder, record, status)
+    text = logs.last_launch((folder / "log.txt").read_text(errors="replace"))
+    record["peak_memory_gib"] = max(map(float, MEMORY.findall(text)), default=None)
+    _write_state(folder, record, "failed" if code else "complete")
     if code:
-        _write_state(folder, asked, "failed")
-        text = (folder / "log.txt").read_text(errors="replace")
-        summary = logs.summarise(_last_attempt(text))
+        summary = logs.summarise(text)
         raise RunError(f"{recipe}.{config} failed with exit code {code}\n{summary}")
-    _write_state(folder, asked, "complete")
     return Run(folder, profile)
 
 
@@ -195,15 +222,20 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _resumable_steps(folder: Path) -> list[int]:
-    """Steps that hold optimizer and data state: torchtitan's own format, not an export."""
-    return [
-        step
-        for step in _steps(folder)
-        if (folder / "checkpoint" / f"step-{step}" / ".metadata").exists()
-    ]
+    """Steps from which a run can go on: those saved with optimizer and position in the text.
+
+    torchtitan's metadata names what a checkpoint holds. An export has none, and a last save of the
+    model alone names no training state.
+    """
+
+    def holds_training_state(step: int) -> bool:
+        metadata = folder / "checkpoint" / f"step-{step}" / ".metadata"
+        return metadata.exists() and TRAINING_STATE in metadata.read_bytes()
+
+    return [step for step in _steps(folder) if holds_training_state(step)]
 
 
-def _step_to_resume(folder: Path, asked: dict, *, overwrite: bool) -> int | None:
+def _step_to_resume(folder: Path, record: dict, *, overwrite: bool) -> int | None:
     """The step after which an unfinished run goes on, or None for a new run; changes nothing."""
     state_file = folder / "run.json"
     state = json.loads(state_file.read_text()) if state_file.exists() else None
@@ -212,26 +244,79 @@ def _step_to_resume(folder: Path, asked: dict, *, overwrite: bool) -> int | None
             f"{folder.name} is still running as process {state['pid']}: wait for it, or end it"
         )
     if state and state["status"] != "complete" and not overwrite:
-        _require_same(state["asked"], asked, folder)
+        _require_same(state, record, folder)
         return max(_resumable_steps(folder), default=0)
+    if state and not overwrite:
+        last = max(_steps(folder), default=0)
+        export = (
+            ""
+            if last in _resumable_steps(folder)
+            else (
+                f", and its last save, of step {last}, is an export of weights alone "
+                "(checkpoint.last_save_model_only), which cannot be continued"
+            )
+        )
+        raise SettingError(
+            f"run folder {folder} already exists and its run is finished{export}: choose another "
+            "name, or pass --overwrite"
+        )
     guards.check_run_folder(folder, overwrite)
     return None
+
+
+def _set_aside_after(folder: Path, step: int) -> None:
+    """Move saves later than `step` out of the way of the run that goes on from there.
+
+    Neither an export nor a save that was cut off can be resumed from, and the run will reach their
+    steps again: torchtitan would then write into them, and join shards of both into one export.
+    """
+    checkpoints = folder / "checkpoint"
+    for path in checkpoints.glob("step-*"):
+        if not (match := CHECKPOINT.fullmatch(path.name)) or int(match[1]) <= step:
+            continue
+        target = folder / SET_ASIDE / path.name
+        number = 1
+        while target.exists():
+            number += 1
+            target = target.with_name(f"{path.name}-{number}")
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+    # Older torchtitan takes a checkpoint folder, even an empty one, for a run to resume, and then
+    # does not load the published weights.
+    if checkpoints.is_dir() and not any(checkpoints.iterdir()):
+        checkpoints.rmdir()
+
+
+def _ran_with() -> dict:
+    """What a run's numbers depend on besides its settings: versions and the path of kernels."""
+    from qwen3_trainium import kernel_backend  # imports torch
+
+    return {
+        "versions": {**preflight.installed_versions(), **preflight.installed_sdk()},
+        "kernels": os.environ.get(kernel_backend.VARIABLE) or "by device",
+    }
 
 
 def _require_same(before: dict, now: dict, folder: Path) -> None:
     """A run is continued with the settings it began with; only the number of ranks may change."""
     may_change = {"ranks", "local_batch_size"}
-    for key in before["profile"].keys() - may_change:
-        if before["profile"][key] != now["profile"].get(key):
+
+    def settings(record: dict) -> dict:
+        asked, ran_with = record["asked"], record.get("ran_with", {})
+        profile = {k: v for k, v in asked["profile"].items() if k not in may_change}
+        return {
+            **profile,
+            **{key: asked[key] for key in ("recipe", "config", "arguments")},
+            "torchtitan": ran_with.get("versions", {}).get("torchtitan"),
+            "kernels": ran_with.get("kernels"),
+        }
+
+    began, asked = settings(before), settings(now)
+    for key, value in began.items():
+        if value is not None and value != asked.get(key):
             raise SettingError(
-                f"{folder.name} began with {key} {before['profile'][key]!r}, now "
-                f"{now['profile'].get(key)!r} is asked: use that value, another name, or overwrite"
-            )
-    for key in ("recipe", "config", "arguments"):
-        if before[key] != now[key]:
-            raise SettingError(
-                f"{folder.name} began with {key} {before[key]!r}, now {now[key]!r} is asked: use "
-                "that, another name, or overwrite"
+                f"{folder.name} began with {key} {value!r}, now {asked.get(key)!r} is asked: use "
+                "that value, another name, or overwrite"
             )
 
 
@@ -245,16 +330,33 @@ def _require_same_ranks(folder: Path, built, profile: Profile) -> None:
         )
 
 
-def _check(recipe: str, config: str, profile: Profile, folder: Path, arguments: Sequence[str]):
-    """Everything that can be known to be wrong before 64 processes are started.
+def _check(
+    recipe: str,
+    config: str,
+    profile: Profile,
+    folder: Path,
+    arguments: Sequence[str],
+    nodes: int,
+):
+    """Refuse what can be told before 64 processes are started and load a model.
 
-    Returns the torchtitan config that the ranks will build.
+    Versions, cores, the config with its options, the model folder, text, disk, training state.
+    Returns the torchtitan config that the ranks will build, and the Neuron machine or None.
     """
-    for warning in guards.check_ranks(profile.ranks, profile.device):
+    machine = neuron.read() if profile.device == "neuron" else None
+    _check_machine(profile, machine)
+    if profile.ranks % nodes:
+        raise SettingError(
+            f"{profile.ranks} ranks cannot be shared by {nodes} machines: use a multiple"
+        )
+    for warning in guards.check_ranks(profile.ranks // nodes, profile.device, machine):
         print(f"warning: {warning}", file=sys.stderr)
-    built = build_config(recipe, config, profile)
+    built = as_recipe = build_config(recipe, config, profile)
     if options := [argument for argument in arguments if argument not in OUR_OPTIONS]:
         built = _with_options(recipe, config, profile, options)
+    if check := getattr(sys.modules[f"configs.{recipe}"], "check", None):
+        check(built)  # what the recipe's own parts cannot take
+    guards.check_training(built, as_recipe, profile.ranks)
     assets = Path(built.hf_assets_path)
     if built.checkpoint.initial_load_in_hf:
         model = guards.check_model_folder(assets)
@@ -268,16 +370,35 @@ def _check(recipe: str, config: str, profile: Profile, folder: Path, arguments: 
     ):
         if loader is not None and loader.dataset_path:
             guards.check_dataset_folder(loader.dataset_path)
-    guards.check_disk(folder, run_bytes(model.n_params))
+    guards.check_disk(folder, guards.run_bytes(model.n_params))
     for warning in guards.check_memory(
         model,
         profile.ranks,
         profile.device,
-        profile.seq_len,
-        local_batch_size=profile.local_batch_size,
+        built.training.seq_len,
+        built.training.local_batch_size,
+        machine,
+        nodes=nodes,
     ):
         print(f"warning: {warning}", file=sys.stderr)
-    return built
+    return built, machine
+
+
+def _check_machine(profile: Profile, machine: neuron.Machine | None) -> None:
+    """The cheap part of the preflight, from metadata alone: its first failure is refused."""
+    found = preflight.installed_versions()
+    lines = preflight.check_versions(found, profile.device)
+    if machine:
+        lines += preflight.check_sdk(preflight.installed_sdk())
+        lines.append(preflight.check_nki(found.get("nki")))
+        # A job that was given cores of its own shares the machine by intention.
+        if "NEURON_RT_VISIBLE_CORES" not in os.environ:
+            lines.append(preflight.check_owners(machine))
+    for line in lines:
+        if line.status == preflight.FAIL:
+            raise SettingError(
+                f"{line.name} is {line.found}, where {line.wanted} is wanted: {line.do}"
+            )
 
 
 def _with_options(recipe: str, config: str, profile: Profile, options: list[str]):
@@ -297,17 +418,11 @@ def _with_options(recipe: str, config: str, profile: Profile, options: list[str]
         ) from None
 
 
-def run_bytes(n_params: int) -> int:
-    """Disk room for a run: two checkpoints (float32 weights and two moments) and one export,
-    written twice while its shards are joined."""
-    return n_params * 4 * (2 * 3 + 2)
-
-
 def build_config(recipe: str, config: str, profile: Profile):
     """Call a config function as a rank of `profile` will; returns the torchtitan config."""
-    from qwen3_trainium import cpu
-
-    cpu.prepare()  # before the config imports torchtitan
+    cpu.hide_accelerators()  # this process computes nothing on a device: its ranks do
+    if profile.device == "cpu":
+        cpu.prepare()  # before the config imports torchtitan
     try:
         module = importlib.import_module(f"configs.{recipe}")
     except ModuleNotFoundError as error:
@@ -322,16 +437,24 @@ def build_config(recipe: str, config: str, profile: Profile):
         return function()
 
 
-def _command(recipe, config, profile, folder, arguments, torchrun) -> list[str]:
-    nodes = [int(m[1]) for a in torchrun if (m := re.fullmatch(r"--nnodes=(\d+)", a))] or [1]
-    if profile.ranks % nodes[0]:
+def node_count(torchrun: Sequence[str]) -> int:
+    """The number of machines that torchrun's options name, in either of its spellings; else 1."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--nnodes", default="1")
+    said = options.parse_known_args(list(torchrun))[0].nnodes
+    if not said.isdigit() or said == "0":
         raise SettingError(
-            f"{profile.ranks} ranks cannot be shared by {nodes[0]} machines: use a multiple"
+            f"--nnodes is {said!r}: give one number of machines, since a run whose ranks come and "
+            "go has no fixed batch"
         )
+    return int(said)
+
+
+def _command(recipe, config, profile, folder, arguments, torchrun, nodes) -> list[str]:
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         *(torchrun or ["--standalone"]),  # --standalone takes a free port of this machine
-        f"--nproc-per-node={profile.ranks // nodes[0]}",
+        f"--nproc-per-node={profile.ranks // nodes}",
         *("--role", "rank", "--tee", "3"),  # every line of the log begins with its rank
         *("-m", "qwen3_trainium.train"),
         *("--module", f"configs.{recipe}", "--config", config),
@@ -340,9 +463,14 @@ def _command(recipe, config, profile, folder, arguments, torchrun) -> list[str]:
     ]
 
 
-def environment(profile: Profile, folder: Path) -> dict[str, str]:
-    """Environment variables of a run's ranks, on top of this process's own."""
-    values = dict(os.environ)
+def environment(
+    profile: Profile, folder: Path, machine: neuron.Machine | None = None
+) -> dict[str, str]:
+    """Environment variables of a run's ranks, on top of this process's own.
+
+    machine   the Neuron machine, whose LNC is told to the runtime and to our kernels alike
+    """
+    values = cpu.with_accelerators(os.environ)
     path = [str(ROOT), *filter(None, [values.get("PYTHONPATH")])]
     values["PYTHONPATH"] = os.pathsep.join(path)  # so that `configs` is found from anywhere
     values[profiles.PROFILE_VARIABLE] = str(folder / "profile.yaml")
@@ -352,15 +480,18 @@ def environment(profile: Profile, folder: Path) -> dict[str, str]:
         values["OMP_NUM_THREADS"] = str(max(1, cores // profile.ranks))
         values.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
         values["HF_DATASETS_CACHE"] = str(ROOT / ".cache" / "datasets")
+        values.update(cpu.NO_ACCELERATOR)
     else:
         # One lasting place for compiled graphs, so that the next run of the same recipe finds them;
         # the default lies under /tmp, which a restarted instance has lost.
         cache = str(ROOT / ".cache" / "neff")
         values.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", cache)
+        if machine:
+            values[neuron.LNC_VARIABLE] = str(machine.lnc)
     return values
 
 
-def _run(command, environment, folder: Path, asked: dict, status: StatusLine) -> int:
+def _run(command, environment, folder: Path, record: dict, status: StatusLine) -> int:
     """Run torchrun, copy its output to log.txt, keep the status line going; returns its code."""
     process = subprocess.Popen(
         command,
@@ -370,29 +501,23 @@ def _run(command, environment, folder: Path, asked: dict, status: StatusLine) ->
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # its own group, so that an interrupt ends every rank
-        preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        start_new_session=True,  # so that an interrupt reaches this process alone, which ends it
+        preexec_fn=end_with_parent,
     )
-    _write_state(folder, asked, "running", process.pid)
+    _write_state(folder, record, "running", process.pid)
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
-    profile = asked["profile"]
+    asked = record["asked"]
     try:
         with (folder / "log.txt").open("a") as log:
-            log.write(f"{ATTEMPT}{' '.join(command)}\n")
-            _follow(lines, log, status, f"{asked['recipe']}.{asked['config']}", profile)
+            log.write(f"{logs.LAUNCH}{' '.join(command)}\n")
+            title = f"{asked['recipe']}.{asked['config']}"
+            _follow(lines, log, status, title, asked["profile"])
         return process.wait()
     except BaseException:
         _end(process)
-        _write_state(folder, asked, "interrupted")
+        _write_state(folder, record, "interrupted")
         raise
-
-
-ATTEMPT = "=== launch: "  # begins each launch's part of a log
-
-
-def _last_attempt(text: str) -> str:
-    return text[text.rfind(ATTEMPT) :]
 
 
 def _read(stream, lines: queue.Queue) -> None:
@@ -402,7 +527,7 @@ def _read(stream, lines: queue.Queue) -> None:
 
 
 def _follow(lines, log, status: StatusLine, title: str, profile: dict) -> None:
-    started = step_began = time.monotonic()
+    started = time.monotonic()
     first = done = loss = None
     while True:
         try:
@@ -416,12 +541,11 @@ def _follow(lines, log, status: StatusLine, title: str, profile: dict) -> None:
         if match := STEP.search(line):
             now = time.monotonic()
             done, loss, speed = int(match[1]), match[2], int(match[3].replace(",", ""))
-            first = first or (done, loss)
-            left = (profile["steps"] - done) * (now - step_began)
-            step_began = now
+            first = first or (done, loss, now)
             status.show(
                 f"{title}: step {done}/{profile['steps']}  loss {float(loss):.3f}  "
-                f"{speed * profile['ranks']:,} tokens/s  about {left:.0f} s left"
+                f"{speed * profile['ranks']:,} tokens/s  "
+                f"{_time_left(done, first[0], now - first[2], profile['steps'])}"
             )
         elif done is None:
             waiting = "compiling at the first step" if profile["device"] == "neuron" else "starting"
@@ -438,21 +562,41 @@ def _follow(lines, log, status: StatusLine, title: str, profile: dict) -> None:
         status.end(f"{title}: ended before its first step")
 
 
-def _end_with_parent() -> None:
-    # Linux: the launcher gets SIGTERM when the notebook's kernel dies, and ends its ranks.
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+def _time_left(done: int, first: int, seconds: float, steps: int) -> str:
+    """From the steps after a launch's first, which alone holds start-up and compilation."""
+    if done == first:
+        return "time left is known after the next step"
+    return f"about {(steps - done) * seconds / (done - first):.0f} s left"
+
+
+def end_with_parent() -> None:
+    """Let this process get SIGTERM when the one that started it dies, however it dies.
+
+    torchrun ends with the notebook's kernel, and ranks with torchrun. Linux alone can do this.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen) -> None:
     """End torchrun and every rank: first by request, then by force."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()  # torchrun passes it on to its ranks
+    # Ranks have sessions of their own, so no signal to a group reaches them; and once torchrun is
+    # gone nobody knows them any more. psutil kills none that took over a process number.
+    ranks = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        ranks = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()  # torchrun passes it on to its ranks
+    try:
+        psutil.wait_procs(ranks, timeout=GRACE)
+    finally:  # also after a second interrupt
+        for rank in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        process.kill()
+        process.wait()
 
 
 def _alive(pid: int) -> bool:
@@ -465,6 +609,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _write_state(folder: Path, asked: dict, status: str, pid: int | None = None) -> None:
-    state = {"status": status, "pid": pid, "asked": asked}
+def _write_state(folder: Path, record: dict, status: str, pid: int | None = None) -> None:
+    """Write run.json: the status, and of `record` what was asked, what ran and how it ended."""
+    state = {"status": status, "pid": pid, **record}
     files.write_text(folder / "run.json", json.dumps(state, indent=2) + "\n")

@@ -13,8 +13,12 @@ def begin(profile: str, **changes) -> Profile:
     """Load the profile, show versions and machine, and keep a page free of progress bars.
 
     changes   parameters of the lesson; None keeps the profile's value
+
+    A lesson calls this before it imports torch: its own process computes on the CPU, whatever the
+    profile, and must hold no NeuronCore that the ranks of its runs need.
     """
     settings = profiles.load(profile, **changes)
+    cpu.hide_accelerators()
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     if settings.device == "cpu":

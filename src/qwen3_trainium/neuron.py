@@ -17,6 +17,7 @@ from pathlib import Path
 from qwen3_trainium.errors import SettingError
 
 TOOL = "/opt/aws/neuron/bin/neuron-ls"
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 TIMEOUT_S = 30  # the tool answers at once; a wedged driver must not hold up a preflight
 # Group sizes that collectives support, by logical cores of the instance: AWS's documentation gives
 # those of trn1 (2 cores a chip) and of trn2 at LNC=2. For LNC=1 it gives none; we take the same
@@ -107,9 +108,9 @@ def configured(machine: Machine, environ: Mapping[str, str]) -> Machine:
     The runtime groups cores by NEURON_LOGICAL_NC_CONFIG, whatever the tool printed; the memory of
     a chip is shared by more logical cores then, or by fewer.
     """
-    lnc = environ.get("NEURON_LOGICAL_NC_CONFIG") or str(machine.lnc)
+    lnc = environ.get(LNC_VARIABLE) or str(machine.lnc)
     if lnc not in ("1", "2"):
-        raise SettingError(f"NEURON_LOGICAL_NC_CONFIG is {lnc!r}: set it to 1 or 2")
+        raise SettingError(f"{LNC_VARIABLE} is {lnc!r}: set it to 1 or 2")
     physical = machine.cores_per_chip * machine.lnc
     cores = logical_cores(1, physical, int(lnc))
     return dataclasses.replace(

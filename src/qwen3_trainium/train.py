@@ -6,15 +6,19 @@ Everything but `--save-initial` is torchtitan's own command line.
 """
 
 import functools
+import math
 import sys
 import time
 import types
 from pathlib import Path
 
+import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import FSDPModule
 
-from qwen3_trainium import cpu, moe
+from qwen3_trainium import cpu, launch, moe, profiles, spec, weights
+from qwen3_trainium.errors import SettingError
+from qwen3_trainium.profiles import Profile
 
 SAVE_INITIAL = "--save-initial"  # write the weights that step 1 starts from, for comparison
 INITIAL = "initial"  # folder of them, in the run folder
@@ -22,7 +26,8 @@ INITIAL = "initial"  # folder of them, in the run folder
 
 @record  # the failing rank's own error reaches the launcher
 def main() -> None:
-    on_cpu = cpu.prepare()
+    launch.end_with_parent()
+    on_cpu = _prepare(profiles.current())
     from torchtitan import train
 
     if on_cpu:
@@ -35,6 +40,23 @@ def main() -> None:
     train.main()
 
 
+def _prepare(profile: Profile) -> bool:
+    """Prepare the device that the profile names; returns whether that is the CPU.
+
+    A dry run computes on the CPU whatever its profile. SettingError when PyTorch lacks the device.
+    """
+    if profile.device == "cpu" or "fake_backend" in sys.argv:
+        cpu.prepare()
+        return True
+    found = torch._utils._get_available_device_type()
+    if found != profile.device:
+        raise SettingError(
+            f"profile {profile.profile} trains on {profile.device}, but PyTorch finds "
+            f"{found or 'no accelerator'} in its ranks: run `python -m qwen3_trainium check`"
+        )
+    return False
+
+
 def _checked(train, *, save_initial: bool):
     """Wrap `Trainer.train` so that the model is checked between loading and the first step."""
 
@@ -45,9 +67,13 @@ def _checked(train, *, save_initial: bool):
         def load_and_check(step: int = -1) -> bool:
             loaded = load(step)
             for model in trainer.model_parts:
+                require_described(model, Path(trainer.config.hf_assets_path))
                 require_sound(model, "before the first step")
             if save_initial and trainer.step == 0:
                 _save_initial(trainer)
+            checkpoint = trainer.config.checkpoint
+            if checkpoint.enable and checkpoint.initial_load_in_hf and trainer.step == 0:
+                _judge_first_loss(trainer)
             moe.record_routing(trainer)
             return loaded
 
@@ -57,6 +83,35 @@ def _checked(train, *, save_initial: bool):
             require_sound(model, "after the last step")
 
     return checked_train
+
+
+def _judge_first_loss(trainer) -> None:
+    """Let a run of published weights stop at step 1 where its loss shows that none were loaded."""
+    log = trainer.metrics_processor.log
+    described = weights.read_json(Path(trainer.config.hf_assets_path) / "config.json")
+
+    @functools.wraps(log)
+    def log_and_judge(step: int, loss: float, *args, **kwargs) -> None:
+        log(step, loss, *args, **kwargs)
+        if step == 1:
+            require_learned(loss, described["vocab_size"])
+
+    trainer.metrics_processor.log = log_and_judge
+
+
+def require_learned(loss: float, vocab: int) -> None:
+    """Stop a run whose first loss is that of weights which know nothing of the text.
+
+    Whoever holds all of V tokens for equally likely has a loss of ln V. Random weights prefer some
+    tokens, none with reason, which can only cost: their expected loss is higher still.
+    """
+    if loss > math.log(vocab):
+        raise RuntimeError(
+            f"the loss of step 1 is {loss:.2f}, worse than the {math.log(vocab):.2f} of guessing "
+            f"among {vocab:,} tokens, so the published weights were not loaded or belong to "
+            "another config or tokenizer: download the model folder again, or start the recipe's "
+            "random config if that is what you want"
+        )
 
 
 def _wait_less(trainer_module) -> None:
@@ -83,7 +138,7 @@ def _flush_metrics() -> None:
 
 
 def require_sound(model, when: str) -> None:
-    """Stop a run whose rotary frequencies or tied head are wrong.
+    """Stop a run whose rotary frequencies or tied head are wrong, or not where they are looked for.
 
     Raises RuntimeError, on every rank, naming what was found.
     """
@@ -99,7 +154,34 @@ def require_sound(model, when: str) -> None:
             "config ties them: their updates would part; check the sharding of the model"
         )
     rotary_count = len(rotary.rotary_modules(model)) + len(rotary.native_modules(model))
+    if not rotary_count:
+        raise RuntimeError(
+            f"no rotary module was found {when}, so its frequencies cannot be proven right: teach "
+            "qwen3_trainium.rotary the names that this torchtitan or override gives them"
+        )
     logger.info(f"[Check] {when}: {rotary_count} rotary module(s) right, head tied as configured")
+
+
+def require_described(model, folder: Path) -> None:
+    """Stop a run whose Transformers model was built with other numbers than `folder` describes.
+
+    The backend lays settings of its own over config.json, and weights load into a model of another
+    rotary base or epsilon without a word. A native spec is compared before, by `spec`. Raises
+    RuntimeError naming the numbers that differ.
+    """
+    config = getattr(getattr(model, "model", None), "config", None)
+    if config is None:
+        return
+    # Its own to_dict leaves most of it out.
+    built = spec.checkpoint_facts({**vars(config), "architectures": config.architectures})
+    said = spec.checkpoint_facts(weights.read_json(folder / "config.json"))
+    del said["positions"]  # the backend keeps as many as a run's sequences need
+    if wrong := {name: (built[name], said[name]) for name in said if built[name] != said[name]}:
+        differ = ", ".join(f"{name} {a!r} against {b!r}" for name, (a, b) in wrong.items())
+        raise RuntimeError(
+            f"the model is not the one that {folder.name} describes, built against config.json: "
+            f"{differ}; take the setting that changes it out of the recipe"
+        )
 
 
 def tie_is_broken(model) -> bool:
