@@ -1,8 +1,8 @@
 """torchtitan's names as the recipes use them: found by feature, and missed in one sentence.
 
 Modules that subclass or replace torchtitan's classes, such as `overrides` and `streams`, import
-theirs at their top, where a missing one is Python's ImportError. The preflight reads both kinds from
-the source and names all that the installed torchtitan lacks.
+theirs at their top, where a missing one is Python's ImportError. The preflight reads both kinds
+from the source and names all that the installed torchtitan lacks.
 
 Tested: torchtitan 0.3.0 on CPU. Written for, but not run on: the Neuron fork 0.2.2+neuron.1.
 """
