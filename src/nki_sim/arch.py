@@ -12,6 +12,7 @@ STATIONARY_FMAX = 128  # columns of the multiplier array
 MOVING_FMAX = 512  # one float32 PSUM bank
 BN_STATS_FMAX = 512
 MAX_RANK = 5  # dimensions of a view, the partition included
+MAX_STRIDE = 32_767  # elements between neighbours of a free dimension: int16 in an instruction
 
 # Clock rates and widths of the fastest documented mode: dividing by them gives a lower bound.
 PE_HZ = 2.4e9

@@ -414,7 +414,11 @@ def dma_transpose(
     def transpose(values, dst):
         return values[0].transpose(_AXES[values[0].ndim]).reshape(dst.shape)
 
-    return transfer("dma_transpose", dst, [src], transpose, oob_mode)
+    fields = transfer("dma_transpose", dst, [src], transpose, oob_mode)
+    if fields is not None:  # neighbours on one side are never neighbours on the other
+        fields["piece_bytes"] = src.itemsize
+        fields["pieces"] = fields["dma_bytes"] // src.itemsize
+    return fields
 
 
 def _check_add(a):

@@ -58,7 +58,9 @@ class Kernel:
                 return value
             # The same array given twice is one HBM tensor, so that aliasing shows.
             if id(value) not in arguments:
-                arguments[id(value)] = Argument(name, value, self.lnc, launch.shapes_only)
+                argument = Argument(name, value, self.lnc, launch.shapes_only)
+                argument.storage.shown = launch.unique_name(name)
+                arguments[id(value)] = argument
             return arguments[id(value)].tensor
 
         for name, value in bound.arguments.items():

@@ -30,6 +30,12 @@ class Launch:
         self.received = [None] * lnc
         self.finished = [False] * lnc
         self.failure = None
+        self.names = {}  # name -> how many HBM tensors were given it
+
+    def unique_name(self, name):
+        """`name` for the first HBM tensor that asks for it, then "name (2)" and so on."""
+        count = self.names[name] = self.names.get(name, 0) + 1
+        return name if count == 1 else f"{name} ({count})"
 
     # ------------------------------------------------------------------ shared HBM
     def shared_storage(self, core, shape, dtype, name):

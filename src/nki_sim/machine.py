@@ -174,6 +174,7 @@ class Storage:
         "place",
         "region",
         "shape",
+        "shown",
         "size",
         "unknown",
         "written",
@@ -181,6 +182,7 @@ class Storage:
 
     def __init__(self, shape, dtype, region, name="", core=None, data=None, base=(0, 0)):
         self.shape, self.dtype, self.region, self.name = shape, dtype, region, name
+        self.shown = None  # an HBM tensor's name in errors and traces, once something asked for it
         self.place = PLACE[region]
         self.core = core
         self.size = math.prod(shape)
@@ -216,7 +218,13 @@ class Storage:
         return self._data
 
     def label(self):
-        return self.name or variable_name(self) or "(unnamed)"
+        """What errors and traces call it; two HBM tensors of one launch never share a name."""
+        if self.shown is not None:
+            return self.shown
+        name = self.name or variable_name(self) or "(unnamed)"
+        if self.place == "hbm" and running():
+            name = self.shown = current_core().launch.unique_name(name)
+        return name
 
     def describe(self):
         return f"'{self.label()}' {self.dtype}{list(self.shape)} in {self.region.name}"

@@ -232,6 +232,14 @@ class Instruction:
                 f"has {t.size // count} elements a partition",
                 f"at most {operand.max_n}",
             )
+        far = t.storage.partition_bytes > arch.MAX_STRIDE and not self.manual
+        if far and any(
+            s > arch.MAX_STRIDE for s, n in zip(t.strides[1:], t.shape[1:], strict=True) if n > 1
+        ):
+            rule = (
+                f"a stride on chip is at most {arch.MAX_STRIDE:,} elements, a signed 16-bit number"
+            )
+            self._refuse(operand, t, f"has strides {t.strides}", rule)
         if t.offset or t.storage.base[0]:
             start = t.start_partition()
             if start and not self.manual and start not in arch.start_partitions(count):
@@ -309,10 +317,15 @@ class Instruction:
 
 
 def _elementwise_cost(engine, tiles):
-    """Elements a partition of the longest operand, and the fewest cycles they can take."""
+    """Elements a partition of the longest operand, and the fewest cycles they can take.
+
+    Operands of the full length set the rate: a vec or a row's result moves once a partition, and
+    tensor_scalar's is float32 whatever the tile is.
+    """
     elements = max(t.size // t.shape[0] for t in tiles)
     lanes = {"vector": arch.VECTOR_LANES, "scalar": arch.SCALAR_LANES}.get(engine)
-    if engine == "vector" and all(t.itemsize <= 2 for t in tiles):
+    full = [t for t in tiles if t.size // t.shape[0] == elements]
+    if engine == "vector" and all(t.itemsize <= 2 for t in full):
         lanes = arch.VECTOR_LANES_16BIT
     return {"elements": elements, "cycles": elements * arch.PMAX / lanes if lanes else 0.0}
 

@@ -390,6 +390,19 @@ def test_ap_on_a_sliced_receiver_is_refused_because_the_pages_disagree():
     refuses("starts at element 3", lambda: numbers(4, 12)[:, 3:].ap([[12, 4], [1, 2]]))
 
 
+@pytest.mark.parametrize(("stride", "fits"), [(32_767, True), (32_768, False)])
+def test_strides_on_chip_are_16_bit_numbers(stride, fits):
+    def body():
+        t = blank((1, 2 * stride), "uint8")
+        view = t.ap([[2 * stride, 1], [stride, 2]])
+        nisa.memset(view, 1)
+
+    if fits:
+        on_core(body)
+    else:
+        refuses("a stride on chip is at most 32,767 elements", body)
+
+
 def test_hbm_patterns_are_free():
     def body():
         t = numbers(4, 12, place="hbm")

@@ -133,6 +133,82 @@ def test_a_register_does_not_hide_what_a_trace_does_not_compute():
         on_core(body)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16"])
+def test_a_vec_does_not_slow_a_tile_down(dtype):
+    """The bound is that of the tiles: tensor_scalar's operand is float32 whatever they are."""
+
+    def body():
+        x, dst = tile(np.ones((128, 512)), dtype=dtype), blank((128, 512), dtype)
+        vec, rows = tile(np.ones((128, 1), F32)), blank((128, 1))
+        nisa.tensor_scalar(dst, x, nl.multiply, 2.0)
+        nisa.tensor_scalar(dst, x, nl.multiply, vec)
+        nisa.tensor_reduce(rows, nl.add, x, 1)
+        nisa.tensor_copy(blank((128, 512)), x)  # here float32 is as long as the tile
+
+    with trace() as t:
+        on_core(body)
+    narrow = 256 if dtype == "float32" else 128
+    assert [r.cycles for r in t.records] == [narrow, narrow, narrow, 256]
+    work = next(r for r in t.roofline() if r["engine"] == "vector")
+    assert work["work of the busiest core"] == 3 * narrow + 256
+
+
+def test_roofline_of_each_engine():
+    """One instruction an engine, each against the documented peak rate worked out by hand."""
+
+    def body():
+        wide = tile(np.zeros((128, 4096), F32))
+        nisa.tensor_copy(wide, wide, engine=nisa.engine.scalar)
+        nisa.tensor_copy(wide, wide, engine=nisa.engine.vector)
+        nisa.dma_copy(wide, tile(np.zeros((128, 4096), F32), "hbm"))
+        nisa.dma_copy(wide, wide)
+        x = tile(np.zeros((128, 128), F32))
+        nisa.nc_matmul(blank((128, 128), place="psum"), x, x)
+
+    with trace() as t:
+        on_core(body)
+    row = {r["engine"]: r["at least µs"] for r in t.roofline()}
+    size = 128 * 4096 * 4
+    assert row == {
+        "tensor": round(4 * 128 / 2.4e3, 2),
+        "vector": round(4096 / 2 / 0.96e3, 2),
+        "scalar": round(4096 / 1.2e3, 2),
+        "dma": round(2 * size / 368e3, 2),
+        "HBM": round(size / 362e3, 2),
+    }
+    assert "dma needs at least" in t.roofline().note
+
+
+def test_a_transpose_moves_single_elements():
+    def body():
+        nisa.dma_transpose(blank((128, 16), "int16"), tile(np.ones((16, 128), np.int16), "hbm"))
+        nisa.dma_transpose(blank((8, 4)), tile(np.ones((4, 8), F32)))
+
+    with trace() as t:
+        on_core(body)
+    assert [(r.piece_bytes, r.pieces) for r in t.records] == [(2, 2048), (4, 32)]
+    assert t.pieces() == {2: 4096}
+
+
+def test_tensors_of_one_name_are_counted_apart():
+    def fill(value):
+        scratch = nl.ndarray((2, 4), nl.float32, buffer=nl.hbm)
+        t = nl.ndarray((2, 4), nl.float32, buffer=nl.sbuf)
+        nisa.memset(t, value)
+        nisa.dma_copy(scratch, t)
+
+    def kernel(scratch):
+        fill(1.0)
+        fill(2.0)
+        nl.load(scratch)
+
+    with trace() as t:
+        simulate(kernel)(np.ones((2, 4), F32))
+        simulate(kernel)(np.ones((2, 4), F32))  # the names of a second launch are the same
+    assert t.hbm_read() == {"scratch": 2 * 32}  # the argument
+    assert t.hbm_write() == {"scratch (2)": 2 * 32, "scratch (3)": 2 * 32}
+
+
 def test_skipped_rows_move_no_bytes():
     def body():
         index = tile(np.array([[0], [-1], [-1], [2]], np.int32))
