@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -406,7 +407,27 @@ def test_visible_cores_limit_the_ranks(monkeypatch):
 def test_cpu_ranks():
     assert guards.check_ranks(2, "cpu", cpus=2) == []
     assert "share 2 CPU cores" in guards.check_ranks(8, "cpu", cpus=2)[0]
-    refused(lambda: guards.check_ranks(9, "cpu", cpus=2), "9 ranks", "2 CPU cores")
+    refused(
+        lambda: guards.check_ranks(9, "cpu", cpus=2), "9 ranks", "2 CPU cores", "use 8 or fewer"
+    )
+
+
+def test_batch_of_the_data_parallel_ranks():
+    def check(ranks: int, global_batch: int, local_batch: int = 1, tensor_parallel: int = 1):
+        degrees = {"pipeline_parallel_degree": 1, "context_parallel_degree": 1}
+        mesh = types.SimpleNamespace(tensor_parallel_degree=tensor_parallel, **degrees)
+        training = types.SimpleNamespace(
+            local_batch_size=local_batch, global_batch_size=global_batch
+        )
+        guards.check_batch(types.SimpleNamespace(parallelism=mesh, training=training), ranks)
+
+    check(2, 4)
+    check(2, -1)  # torchtitan's "one local batch a rank"
+    check(2, 3, tensor_parallel=2)
+    check(64, 64, tensor_parallel=4)
+    refused(lambda: check(2, 3), "global_batch_size 3", "1 × 2 data-parallel")
+    refused(lambda: check(2, 6, local_batch=2), "no multiple of 4")
+    refused(lambda: check(2, 2, tensor_parallel=4), "take 4 ranks together", "2 are no multiple")
 
 
 def test_disk_room(tmp_path):
@@ -444,6 +465,10 @@ def test_host_memory_when_each_rank_reads_the_checkpoint():
     (warning,) = guards.check_memory(*case, machine=machine(16, 4, 2), host_bytes=256 * GIB)
     assert "64 ranks" in warning
     assert guards.check_memory(*case, machine=machine(16, 4, 2), host_bytes=2000 * GIB) == []
+    each_of_two = guards.check_memory(
+        *case, machine=machine(16, 4, 2), host_bytes=256 * GIB, nodes=2
+    )
+    assert each_of_two == []  # 32 ranks × 7.5 GiB
 
 
 def test_cpu_memory_is_shared_by_the_ranks():
@@ -453,6 +478,8 @@ def test_cpu_memory_is_shared_by_the_ranks():
     (warning,) = guards.check_memory(facts, 2, "cpu", 256, host_bytes=60 * GIB)
     assert "logits" in warning
     assert guards.check_memory(facts, 2, "cpu", 256, host_bytes=128 * GIB) == []
+    # On two machines each holds half of it.
+    assert guards.check_memory(facts, 2, "cpu", 256, host_bytes=31 * GIB, nodes=2) == []
 
 
 def test_run_folder_that_holds_results_is_refused(tmp_path):

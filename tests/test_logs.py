@@ -161,6 +161,7 @@ def test_log_without_an_error_has_no_summary(text):
         ("ERROR NRT:nrt_allocate NeuronCore(s) not available - Requested:nc1-nc1", "PID"),
         ("ERROR TDRV:alloc Failed to allocate 172.000MB (usage: tensors) on ND 0:NC 0", "device"),
         ("OSError: [Errno 28] No space left on device", "disk is full"),
+        ("RuntimeError: Loss is not finite (global_avg_loss=nan) at step 3. Stopping", "log_freq"),
         ("MemoryError", "host memory is full"),
         ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate", "host memory is full"),
         ("torch.distributed.DistNetworkError: EADDRINUSE, Address already in use", "port"),

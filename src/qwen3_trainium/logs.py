@@ -82,6 +82,13 @@ KNOWN_ISSUES = (
         "`python -m qwen3_trainium verify`",
     ),
     (
+        # A public report: NaN at every step that was logged, because the loss was read before the
+        # device had written it (huggingface/optimum-neuron 792).
+        r"Loss is not finite",
+        "at step 1 suspect weights or rotary frequencies, later the learning rate; on Neuron run "
+        "the same steps with --metrics.log_freq 5 too: if that passes, the loss was read too early",
+    ),
+    (
         r"cannot import name .* from '?\"?torch|module 'torch[\w.]*' has no attribute",
         "torch and torchtitan do not fit together: run `python -m qwen3_trainium check`",
     ),

@@ -144,32 +144,19 @@ def parse_cores(text: str) -> list[int]:
     return cores
 
 
-def check_slices(slices: list[str], cores: int) -> None:
-    """Prove that jobs which share a machine get different cores, all below `cores`."""
-    owner = {}
-    for slice in slices:
-        for core in parse_cores(slice):
-            if core >= cores:
-                raise SettingError(
-                    f"NEURON_RT_VISIBLE_CORES {slice!r} names core {core}, but the last logical "
-                    f"core here is {cores - 1}: choose lower ones"
-                )
-            if core in owner:
-                raise SettingError(
-                    f"NEURON_RT_VISIBLE_CORES {owner[core]!r} and {slice!r} both name core {core}: "
-                    "give each job its own"
-                )
-            owner[core] = slice
-
-
 def usable_cores(machine: Machine, environ: Mapping[str, str] = os.environ) -> int:
     """Logical cores that a job started from here may use, after the runtime's own variables.
 
     NEURON_RT_VISIBLE_CORES takes precedence over NEURON_RT_NUM_CORES, whose 0 means all.
     """
     if visible := environ.get("NEURON_RT_VISIBLE_CORES"):
-        check_slices([visible], machine.cores)
-        return len(parse_cores(visible))
+        cores = parse_cores(visible)
+        if max(cores) >= machine.cores:
+            raise SettingError(
+                f"NEURON_RT_VISIBLE_CORES {visible!r} names core {max(cores)}, but the last "
+                f"logical core here is {machine.cores - 1}: choose lower ones"
+            )
+        return len(cores)
     wanted = environ.get("NEURON_RT_NUM_CORES") or "0"
     if not wanted.isdigit() or int(wanted) > machine.cores:
         raise SettingError(
