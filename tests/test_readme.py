@@ -12,6 +12,7 @@ from qwen3_trainium import __main__, profiles
 
 ROOT = profiles.ROOT
 README = (ROOT / "README.md").read_text()
+FAULTS = (ROOT / "docs" / "faults.md").read_text()
 BLOCKS = "\n".join(re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL))
 COMMANDS = [line.split("  #")[0].strip() for line in BLOCKS.splitlines() if line.strip()]
 
@@ -49,6 +50,19 @@ def test_files_that_the_readme_names_exist():
     committed = [name for name in names if not name.startswith("out/")]  # made by `make run`
     assert len(committed) >= 6
     assert [name for name in committed if not (ROOT / name).exists()] == []
+
+
+def test_faults_are_held_by_code_and_tests_that_exist():
+    rows = re.findall(
+        r"^\| .+ \| `([\w./-]+)` \| `(\w+\.py)::(\w+)` \|$",
+        FAULTS,
+        flags=re.MULTILINE,
+    )
+    assert len(rows) == FAULTS.count("::") > 50
+    for code, file, test in rows:
+        places = (ROOT / code, ROOT / "src" / "qwen3_trainium" / code)
+        assert any(place.exists() for place in places), code
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), test
 
 
 def recorder(folder, version="3.12"):
