@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import shutil
+import subprocess
 import sys
 import types
 import weakref
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nki_sim
 from nki_sim import trace
-from qwen3_trainium import cpu, kernel_backend
+from qwen3_trainium import cpu, kernel_backend, neuron
 
 cpu.prepare()  # before torchtitan, whose cache is used here
 
@@ -166,6 +167,12 @@ def test_the_device_check_fails_where_no_kernel_ran_on_the_device(monkeypatch):
         "no case is for LNC 2",
         "not all ran on neuron, but on reference",
     ]
+
+
+def test_faults_of_the_other_process_come_back():
+    rows, fault = rope_parity.in_a_process("meta")
+    assert rows == []
+    assert "no kernel runs on device 'meta'" in fault
 
 
 def test_positions_follow_the_documents():
@@ -543,6 +550,26 @@ def test_an_unknown_setting_or_device_is_refused(monkeypatch):
         kernel_backend.lnc()
 
 
+def test_cores_of_a_process_that_nobody_launched_are_the_drivers(monkeypatch, tmp_path):
+    """And torch.compile does not try to trace the question."""
+
+    def read():
+        subprocess.run(["true"], check=True)
+        return neuron.Machine(chips=16, cores_per_chip=8, lnc=1, core_bytes=1)
+
+    q, k = inputs(1, 128)
+    cache = rope_parity.angles(128, 32)
+    monkeypatch.delenv(neuron.LNC_VARIABLE)
+    assert kernel_backend.lnc() == 2  # no chip here
+    with pytest.raises(ValueError, match="length 128"):
+        rope(q, k, cache)
+    monkeypatch.setattr(kernel_backend, "FIRST_CHIP", tmp_path)
+    monkeypatch.setattr(kernel_backend, "_machine", read)
+    compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, compiled(q, k, cache), rope(q, k, cache)))
+    assert kernel_backend.lnc() == 1
+
+
 def test_on_a_neuron_machine_the_operator_is_torchneurons(monkeypatch):
     """With a stand-in for TorchNeuron: how it is asked, not that it works."""
     asked = []
@@ -560,6 +587,12 @@ def test_on_a_neuron_machine_the_operator_is_torchneurons(monkeypatch):
     stand_in.nki_op = nki_op
     assert kernel_backend.operator("tests::op", fake=None)(print) == ("registered", print)
     assert asked == [("tests::op", {})]
+
+
+def test_the_simulator_does_not_stand_in_for_a_device():
+    on_neuron = types.SimpleNamespace(device=types.SimpleNamespace(type="neuron"))
+    with pytest.raises(SettingError, match="only the simulator: install AWS"):
+        kernel_backend.run(kernels.rope_kernel, on_neuron, reference=None)
 
 
 def test_our_simulator_takes_the_place_of_aws_only_before_kernels_are_imported(monkeypatch):

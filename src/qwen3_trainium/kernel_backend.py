@@ -10,22 +10,26 @@ The path never changes silently: each kernel's first run in a process is logged 
 """
 
 import contextlib
+import functools
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
 import nki_sim
+from qwen3_trainium import neuron
 from qwen3_trainium.errors import SettingError
+from qwen3_trainium.neuron import LNC_VARIABLE
 
 nki_sim.install()  # before a kernel file imports `nki`; leaves a real NKI alone
 
 VARIABLE = "QWEN3_TRAINIUM_KERNELS"
-LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 REFERENCE = "reference"
+FIRST_CHIP = Path("/dev/neuron0")  # what the driver makes of it
 LINE = re.compile(r"\[Kernel\] (\w+(?: \([^)]*\))?) on ([\w:]+)")
 
 _ran: dict[str, set[str]] = {}
@@ -53,14 +57,26 @@ def backend(tensor: torch.Tensor) -> str:
 
 
 def lnc() -> int:
-    """Physical cores that act as one: NEURON_LOGICAL_NC_CONFIG, or 2 as on trn2 by default.
+    """Physical cores that act as one: NEURON_LOGICAL_NC_CONFIG, which `launch` gives its ranks.
 
+    Without the variable, what the driver says; where there is no chip, 2 as on trn2 by default.
     A kernel is launched on as many cores; another number than the runtime's is an error there.
+    Raises SettingError for another number than 1 or 2, and where neuron-ls gives no answer.
     """
-    value = os.environ.get(LNC_VARIABLE) or "2"
+    value = os.environ.get(LNC_VARIABLE) or str(_machine_lnc())
     if value not in ("1", "2"):
         raise SettingError(f"{LNC_VARIABLE} is {value!r}: set it to 1 or 2")
     return int(value)
+
+
+@torch.compiler.assume_constant_result  # it may start a process, which no compiler can trace
+def _machine_lnc() -> int:
+    return _machine().lnc if FIRST_CHIP.exists() else 2
+
+
+@functools.cache
+def _machine() -> neuron.Machine:
+    return neuron.read()
 
 
 @contextlib.contextmanager
@@ -92,8 +108,14 @@ def run(
     note        which variant of the kernel this is, for the log: "backward", "rows by position"
     cores       1 or 2; `lnc()` unless given
     constants   numbers and flags that are fixed when the kernel is compiled
+    Raises SettingError for tensors on neuron in a process where only `nki_sim` is.
     """
     where = backend(arguments[0])
+    if where == "neuron" and isinstance(kernel, nki_sim.Kernel):
+        raise SettingError(
+            "the tensors are on neuron, but no compiler for kernels is in this process, only the "
+            "simulator: install AWS's nki 0.3 or newer, or move the tensors to cpu"
+        )
     cores = cores or lnc()
     name = kernel_name(kernel)
     _tell(f"{name} ({note})" if note else name, where, cores)
