@@ -31,7 +31,8 @@ def build(
     folder      Hugging Face model folder; `moe.model_folder`, without weights, unless given
     published   True starts from the safetensors in `folder`, False from random weights
     described   config.json of the model to build; that of the reduced model unless given
-    Raises SettingError when that is not the model that the folder's own config.json describes.
+    Raises SettingError when that is not the model that the folder's own config.json describes, and
+    for what the kernels among `overrides` cannot compute.
     """
     folder = folder or moe.model_folder(profile)
     config = compat.moe_config()
@@ -44,7 +45,23 @@ def build(
     compat.set_fields(config.parallelism, expert_parallel_degree=1)
     compat.set_fields(config.compile, enable=False)
     compat.set_fields(config.lr_scheduler, warmup_steps=2, decay_ratio=0.8)
+    # Neither device has CUDA graphs, and torchtitan's sentence about them would come before ours
+    # about expert parallelism.
+    if hasattr(config.training, "disable_cuda_graphs"):
+        compat.set_fields(config.training, disable_cuda_graphs=True)
+    check(config)
     return config
+
+
+def check(config) -> None:
+    """SettingError for what the kernels cannot compute; `launch` calls it again with all options."""
+    from qwen3_trainium import nki_experts, nki_rope
+
+    replaced = [name if isinstance(name, str) else name[0] for name in config.override.imports]
+    if NKI_ROPE in replaced:
+        nki_rope.require_length(config.training.seq_len)
+    if NKI_EXPERTS in replaced:
+        nki_experts.require(config)
 
 
 def model_spec(described: dict):

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from qwen3_trainium import assets, cpu, data, kernel_backend, launch, profiles, weights
@@ -93,15 +94,47 @@ def dry_run(recipe: str, config: str, profile: Profile, folder: Path, arguments=
     }
 
 
-# Recipe and config of each dry run, the model folder it is given, and its sequence length: short,
-# because a CPU computes what a NeuronCore would.
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """A config, the model folder it is given, and what its log must say.
+
+    seq_len      short, because a CPU computes what a NeuronCore would
+    parameters   torchtitan's own count
+    overrides    {name: modules replaced}, kernels as their PyTorch references
+    """
+
+    recipe: str
+    config: str
+    seq_len: int
+    parameters: int
+    overrides: dict[str, int]
+    folder: Callable[[], Path] = real_width_folder
+
+
 DRY_RUNS = {
-    "hf_finetune": ("hf_finetune", "random", real_width_folder, 64),
-    "native": ("native", "random", real_width_folder, 64),
+    "hf_finetune": DryRun("hf_finetune", "random", 64, 4_022_468_096, {}),
+    "native": DryRun("native", "random", 64, 4_022_468_096, {"sdpa": 36}),
     # 4 × 16: tensor parallel within a chip, fully sharded across chips.
-    "native-tp": ("native", "tensor_parallel", real_width_folder, 64),
-    "moe": ("moe_nki", "nki", real_width_folder, 256),
+    "native-tp": DryRun("native", "tensor_parallel", 64, 4_022_468_096, {"sdpa": 36}),
+    "moe": DryRun(
+        *("moe_nki", "nki", 256, 1_906_330_624),
+        {"nki_experts": 4, "nki_rope": 4, "sdpa": 4},
+    ),
 }
+
+
+def faults(wanted: DryRun, found: dict, steps: int) -> list[str]:
+    """What a dry run's log says otherwise than it must, one sentence each."""
+    expected = {
+        "parameters": wanted.parameters,
+        "overrides": wanted.overrides,
+        "steps": steps,
+    }
+    return [
+        f"{name} must be {value}, found {found[name]}"
+        for name, value in expected.items()
+        if found[name] != value
+    ]
 
 
 def main(argv: list[str]) -> int:
@@ -111,16 +144,23 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if args.only and args.only not in DRY_RUNS:
         raise SettingError(f"dry run {args.only!r} is unknown: choose from {', '.join(DRY_RUNS)}")
+    failed = False
     for name in [args.only] if args.only else DRY_RUNS:
-        recipe, config, folder, seq_len = DRY_RUNS[name]
-        profile = profile_for(folder(), steps=args.steps, seq_len=seq_len)
-        print(f"{name}: rank 0 of {profile.ranks}, real widths, sequence {seq_len} …", flush=True)
+        wanted = DRY_RUNS[name]
+        profile = profile_for(wanted.folder(), steps=args.steps, seq_len=wanted.seq_len)
+        print(
+            f"{name}: rank 0 of {profile.ranks}, real widths, sequence {profile.seq_len} …",
+            flush=True,
+        )
         with tempfile.TemporaryDirectory() as scratch:
-            found = dry_run(recipe, config, profile, Path(scratch))
+            found = dry_run(wanted.recipe, wanted.config, profile, Path(scratch))
         replaced = ", ".join(f"{n} × {what}" for what, n in sorted(found["overrides"].items()))
         print(
             f"{name}: {found['parameters']:,} parameters, {replaced or 'nothing'} replaced, "
             f"kernels as their PyTorch references, {found['steps']} steps in "
             f"{found['seconds']:.0f} s on this CPU; not verified on hardware"
         )
-    return 0
+        for fault in faults(wanted, found, args.steps):
+            failed = True
+            print(f"{name}: WRONG: {fault}")
+    return int(failed)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qwen3_trainium import assets, data, tiny, weights
+from qwen3_trainium import assets, compat, data, tiny, weights
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.files import written_beside
 from qwen3_trainium.profiles import Profile
@@ -85,6 +85,22 @@ def require_counts(experts: int, top_k: int) -> None:
             f"top_k is {top_k}, but there are {experts} experts to choose from: "
             f"set it to 1 … {experts}"
         )
+
+
+def grouped_experts(block):
+    """The experts of a native MoE block: its module, or the config of it.
+
+    Since July 2026 torchtitan's experts lie beside the dispatcher in `routed_experts`, before that
+    they held it. Raises SettingError for a block that has neither.
+    """
+    if hasattr(block, "routed_experts"):
+        return block.routed_experts.inner_experts
+    if hasattr(block, "experts"):
+        return block.experts
+    raise SettingError(
+        f"{type(block).__qualname__} of the installed torchtitan has its experts neither in "
+        f"routed_experts nor in experts: install {compat.TESTED}"
+    )
 
 
 # ------------------------------------------------------------------ where tokens went

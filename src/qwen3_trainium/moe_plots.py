@@ -33,12 +33,13 @@ def routing(tokens: np.ndarray) -> np.ndarray:
     return axes
 
 
-def blocks(counts: Sequence[int], limit: int, size: int = 128) -> Axes:
+def blocks(counts: Sequence[int], limit: int) -> Axes:
     """Blocks of one layer in order: how full each is, whose it is, and those nobody needs.
 
     counts   rows of each expert
     limit    blocks that the compiled kernel has, whatever the routing
     """
+    size = 128
     fills, starts = [], []
     for count in counts:
         starts.append(len(fills))
@@ -62,8 +63,9 @@ def blocks(counts: Sequence[int], limit: int, size: int = 128) -> Axes:
     return ax
 
 
-def who_owns(ranks: int = 8) -> np.ndarray:
+def who_owns() -> np.ndarray:
     """Full sharding against expert parallelism, drawn for as many experts as ranks."""
+    ranks = 8  # that are drawn of the 64
     _, axes = plt.subplots(1, 2, figsize=(8.0, 4.3))
     for ax, shared in zip(axes, (True, False), strict=True):
         for rank, expert in np.ndindex(ranks, ranks):

@@ -128,7 +128,7 @@ def nki_experts(
     """
     from qwen3_trainium import nki_experts  # here, so that a run without kernels needs no NKI
 
-    return nki_experts.derived(config, transpose_by_dma)
+    return derive(config, nki_experts.NKIGroupedExperts.Config, transpose_by_dma=transpose_by_dma)
 
 
 def replaced(log: str, name: str) -> dict[int, list[str]]:

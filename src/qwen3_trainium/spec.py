@@ -7,6 +7,7 @@ epsilon. So all are compared before a run, and a difference is refused.
 
 from pathlib import Path
 
+from qwen3_trainium import moe
 from qwen3_trainium.errors import SettingError
 from qwen3_trainium.weights import facts, read_json
 
@@ -58,11 +59,11 @@ def _feed_forward_facts(model, each_layer) -> dict:
         return each_layer(lambda layer: read(layer.moe) if layer.moe is not None else 0)
 
     return {
-        "experts": of_moe(lambda moe: moe.num_experts),
-        "top_k": of_moe(lambda moe: moe.router.top_k),
-        "expert_ffn": of_moe(lambda moe: moe.routed_experts.inner_experts.hidden_dim),
+        "experts": of_moe(lambda block: block.num_experts),
+        "top_k": of_moe(lambda block: block.router.top_k),
+        "expert_ffn": of_moe(lambda block: moe.grouped_experts(block).hidden_dim),
         "norm_topk_prob": of_moe(
-            lambda moe: moe.router.route_norm and moe.router.score_func == "softmax"
+            lambda block: block.router.route_norm and block.router.score_func == "softmax"
         ),
     }
 

@@ -78,7 +78,8 @@ def block_tables(
 
     cores          the kernel's; each begins with a load, whatever the core before it holds
     keep_weights   a block of the same expert as the one before it loads nothing
-    No value leaves the device: shapes follow from R and E alone.
+    No value leaves the device: shapes follow from R and E alone, and no operation here is one that
+    TorchNeuron has to hand to the CPU (as it does `searchsorted`, by the source that we know).
     """
     counts_E = num_tokens_per_expert_E.long()
     device, E = counts_E.device, counts_E.shape[0]
@@ -86,7 +87,7 @@ def block_tables(
     n_N = torch.arange(N, device=device)
     end_E = torch.cumsum((counts_E + BLOCK - 1) // BLOCK, 0)  # one past an expert's last block
     # Blocks past the last used one get E, an expert that does not exist, and no rows.
-    expert_N = torch.searchsorted(end_E, n_N, right=True)
+    expert_N = (end_E[:, None] <= n_N).sum(0)
     used_N = expert_N.clamp(max=E - 1)
     slots_E = (counts_E + BLOCK - 1) // BLOCK * BLOCK
     first_slot_N = (torch.cumsum(slots_E, 0) - slots_E)[used_N]
@@ -113,7 +114,9 @@ def block_tables(
 def reference_forward(x_RD, num_tokens_per_expert_E, w1_EFD, w2_EDF, w3_EFD):
     """(y, gate, up) as the kernel computes them, one expert after the other, in PyTorch.
 
-    float32 inside (float64 for float64), each result rounded once to x's dtype.
+    float32 inside (float64 for float64), each result rounded once to x's dtype. For the CPU: it
+    reads the counts, and each number of rows is a shape of its own, which a NeuronCore would
+    compile.
     """
     F = w1_EFD.shape[1]
     y_RD = torch.empty_like(x_RD, memory_format=torch.contiguous_format)
