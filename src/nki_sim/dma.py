@@ -383,7 +383,6 @@ def _check_indirect_transpose(a):
     src=inp(DMA),
     rules=[
         Rule("axes are fixed: 2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)", _check_axes),
-        Rule("dst has the transposed shape (exact rank since 0.4)", _check_transposed),
         Rule("equal dtype: dst, src", _check_equal_dtype),
         Rule(
             "hwdge: 2-byte dtype, last dimension ≤ 128, and before 0.6 a first dimension of 16 "
@@ -394,6 +393,7 @@ def _check_indirect_transpose(a):
             "by row indices: 2-byte dtype, last dimension ≤ 128, rows a multiple of 16, uint32",
             _check_indirect_transpose,
         ),
+        Rule("dst has the transposed shape (exact rank since 0.4)", _check_transposed),
         GATHER_DGE,
         SKIP,
         PRIORITY,

@@ -30,7 +30,7 @@ def _check_shuffle_size(a):
     src=inp(CHIP),
     rules=[
         Rule("shuffle_mask has 32 entries, 0 to 31 or 255", _check_mask),
-        Rule("equal N: dst, src", _check_shuffle_size),
+        Rule("equal N: dst, src; src has no more partitions than dst", _check_shuffle_size),
         same_dtype("dst", "src"),
     ],
     marks=False,
@@ -60,9 +60,9 @@ def nc_stream_shuffle(dst, src, shuffle_mask, name=None):
     data=inp(SB),
     indices=inp(SB, ("uint32",)),
     rules=[
-        same_partitions("dst", "data", "indices"),
-        same_dtype("dst", "data"),
         same_size("dst", "indices"),
+        same_partitions("dst", "data"),
+        same_dtype("dst", "data"),
     ],
 )
 def nc_n_gather(dst, data, indices, name=None):

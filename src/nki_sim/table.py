@@ -34,7 +34,7 @@ class Operand:
     """One operand's documented limits.
 
     places  memories it may lie in       dtypes  allowed dtypes
-    max_p   partitions on chip           max_n   elements a partition, None = no limit
+    max_n   elements a partition, None = no limit
     kind    "tile", "vec" ([P, 1]), "scalar|vec", "tile|float", or "tiles" (a list)
     """
 
@@ -42,14 +42,13 @@ class Operand:
         self,
         places,
         dtypes=ANY,
-        max_p=arch.PMAX,
         max_n=None,
         kind="tile",
         none=False,
         written=False,
         reads=True,
     ):
-        self.places, self.dtypes, self.max_p, self.max_n = places, frozenset(dtypes), max_p, max_n
+        self.places, self.dtypes, self.max_n = places, frozenset(dtypes), max_n
         self.kind, self.none = kind, none
         self.written = written  # an output
         self.reads = reads  # contents must have been written before
@@ -59,8 +58,6 @@ class Operand:
         parts = ["/".join(self.places)]
         if self.dtypes != ANY:
             parts.append(_DTYPE_GROUPS.get(self.dtypes) or " ".join(sorted(self.dtypes)))
-        if self.max_p != arch.PMAX:
-            parts.append(f"P ≤ {self.max_p}")
         if self.max_n is not None:
             parts.append(f"N ≤ {self.max_n}")
         if self.kind != "tile":
@@ -223,8 +220,6 @@ class Instruction:
             rule = f"a view has at most {arch.MAX_RANK} dimensions"
             self._refuse(operand, t, f"has {len(t.shape)} dimensions", rule)
         count = t.shape[0]
-        if count > operand.max_p:
-            self._refuse(operand, t, f"has {count} partitions", f"at most {operand.max_p}")
         if operand.max_n is not None and t.size > operand.max_n * count:
             self._refuse(
                 operand,

@@ -59,6 +59,21 @@ def test_scalar_offset_on_chip():
     on_core(body)
 
 
+def test_scalar_offset_counts_in_elements_of_the_new_dtype():
+    def body():
+        weights = tile(np.arange(3 * 4).reshape(3, 4).astype(F32), "hbm")
+        dst = blank((1, 8), "int16")
+        row = weights.ap([[8, 1], [1, 8]], scalar_offset=index(2), dtype=nl.int16)
+        nisa.dma_copy(dst, row)
+        assert (dst.np == weights.np[2:3].view(np.int16)).all()
+        rows = weights.ap([[8, 2], [1, 8]], vector_offset=index(2, 0), dtype=nl.int16)
+        both = blank((2, 8), "int16")
+        nisa.dma_copy(both, rows)
+        assert (both.np == weights.np[[2, 0]].view(np.int16)).all()
+
+    on_core(body)
+
+
 def test_a_run_time_offset_on_chip_stays_in_its_partition():
     def view(at):
         return table(4, 6, "sbuf").ap(
@@ -68,7 +83,15 @@ def test_a_run_time_offset_on_chip_stays_in_its_partition():
     on_core(lambda: nisa.tensor_copy(blank((4, 4)), view(2)))
     refuses("index 3 leaves", lambda: nisa.tensor_copy(blank((4, 4)), view(3)))
     on_core(lambda: nisa.dma_copy(blank((4, 4)), view(2)))
-    refuses("index 3 .* out of bounds", lambda: nisa.dma_copy(blank((4, 4)), view(3)))
+    # The first row already runs over into the next partition; so do all, and skip drops them.
+    refuses("index 3 \\(row 0\\) .* out of bounds", lambda: nisa.dma_copy(blank((4, 4)), view(3)))
+
+    def skip():
+        dst = tile(np.full((4, 4), -1, F32))
+        nisa.dma_copy(dst, view(3), oob_mode=SKIP)
+        assert (dst.np == -1).all()
+
+    on_core(skip)
 
 
 def test_scalar_offset_out_of_bounds():
@@ -93,11 +116,45 @@ def test_scalar_offset_out_of_bounds():
     refuses("run-time index 40 leaves", compute)
 
 
-def test_what_a_scalar_offset_may_be():
-    wide = lambda: tile(np.zeros((1, 2), np.int32))  # noqa: E731
-    refuses("an SBUF tensor of one integer",
-            lambda: nisa.dma_copy(blank((4, 6)), table().ap([[6, 4], [1, 6]],
-                                                            scalar_offset=wide())))  # fmt: skip
+def view_by(make):
+    """A run-time view of a table by the offset that make() returns, through .ap and select."""
+    nisa.dma_copy(blank((1, 6)), table().ap([[6, 1], [1, 6]], scalar_offset=make()))
+    nisa.dma_copy(blank((1, 6)), table().select(0, make()))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: index(2), lambda: index(2, dtype=np.uint32), lambda: nisa.register_alloc(2),
+    lambda: tile(np.full((1, 1, 1), 2, np.int32)), lambda: index(0, 1, 2)[2:3],
+])  # fmt: skip
+def test_what_a_scalar_offset_may_be(make):
+    on_core(lambda: view_by(make))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: tile(np.zeros((1, 2), np.int32)), lambda: index(0, 1),
+    lambda: index(2, dtype=np.int8), lambda: index(2, dtype=np.int16), lambda: index(2, dtype=F32),
+    lambda: tile(np.zeros((1, 1), np.int32), "hbm"),
+    lambda: tile(np.zeros((1, 1), np.int32), "psum"),
+    lambda: nisa.engine.vector, lambda: "2",
+])  # fmt: skip
+def test_what_a_scalar_offset_may_not_be(make):
+    refuses("an int32 or uint32 SBUF tensor of one element", lambda: view_by(make))
+
+
+def test_a_compile_time_integer_is_no_scalar_offset():
+    refuses("belongs into offset=",
+            lambda: table().ap([[6, 1], [1, 6]], scalar_offset=2))  # fmt: skip
+
+
+def test_the_address_of_an_offset_is_static():
+    def body():
+        at = index(1, 2).ap([[1, 1], [1, 1]], scalar_offset=nisa.register_alloc(0), indirect_dim=1)
+        nisa.dma_copy(blank((1, 6)), table().ap([[6, 1], [1, 6]], scalar_offset=at))
+
+    refuses("has a run-time address itself", body)
+
+
+def test_a_scalar_offset_is_written_and_the_only_run_time_index():
     refuses("without a value",
             lambda: nisa.dma_copy(blank((4, 6)), table().ap(
                 [[6, 4], [1, 6]], scalar_offset=nisa.register_alloc())))  # fmt: skip
@@ -185,7 +242,36 @@ def test_scatter_marks_only_its_rows_as_written():
         nisa.dma_copy(blank((2, 6)), target[3:5])
         nisa.dma_copy(blank((2, 6)), target.ap([[6, 2], [1, 6]], vector_offset=index(3, 5)))
 
-    refuses("gathers rows of 'target' .* never written", body)
+    refuses(r"gathers element \[5, 0\] of 'target' float32\[10, 6\]", body)
+
+
+def test_a_gather_names_the_first_element_that_nothing_wrote():
+    def source():
+        target = blank((10, 6), place="hbm")
+        nisa.dma_copy(target[2:5], table(3, 6, "sbuf"))
+        nisa.dma_copy(target[7:8, 0:4], table(1, 4, "sbuf"))
+        return target
+
+    def gather(*rows, column=0, dtype=None, oob_mode=nisa.oob_mode.error):
+        target, item = source(), 2 if dtype else 1
+        width = item * (6 - column)
+        view = target.ap([[item * 6, len(rows)], [1, width]], offset=item * column,
+                         vector_offset=index(*rows), dtype=dtype)  # fmt: skip
+        dst = blank((len(rows), width), dtype or "float32")
+        nisa.dma_copy(dst, view, oob_mode=oob_mode)
+
+    on_core(lambda: gather(4, 2, 3))
+    refuses(r"gathers element \[9, 0\] of 'target'", lambda: gather(4, 9, 0))
+    refuses(r"gathers element \[7, 4\] of 'target'", lambda: gather(4, 7, 0))
+    refuses(r"gathers element \[7, 4\] of 'target'", lambda: gather(4, 7, dtype="int16"))
+    refuses(r"gathers element \[0, 5\] of 'target'", lambda: gather(4, 0, 1, column=5))
+    refuses(r"gathers element \[1, 0\] of 'nothing'", lambda: nisa.dma_copy(
+        blank((1, 6)), nl.ndarray((2, 6), nl.float32, nl.shared_hbm, name="nothing").ap(
+            [[6, 1], [1, 6]], vector_offset=index(1))))  # fmt: skip
+    # Rows that are skipped are not read.
+    on_core(lambda: gather(3, -1, oob_mode=SKIP))
+    on_core(lambda: nisa.dma_copy(blank((1, 6)), blank((2, 6), place="hbm").ap(
+        [[6, 1], [1, 6]], vector_offset=index(-1)), oob_mode=SKIP))  # fmt: skip
 
 
 def test_where_a_vector_of_indices_may_be_used():
@@ -198,6 +284,55 @@ def test_where_a_vector_of_indices_may_be_used():
     refuses("number of row indices",
             lambda: table().ap([[6, 4], [1, 6]], vector_offset=index(1, 2, 3)))  # fmt: skip
     refuses("axes", lambda: nisa.dma_transpose(blank((6, 10)), table(), axes=(0, 1)))
+
+
+# ------------------------------------------------------------------ destinations
+@pytest.mark.parametrize("pattern", [
+    [[0, 4], [1, 8]], [[8, 4], [0, 8]], [[7, 4], [1, 8]], [[1, 4], [2, 4], [1, 2]],
+    [[4, 8], [-2, 4]],
+])  # fmt: skip
+def test_a_destination_in_hbm_holds_each_element_once(pattern):
+    def body():
+        count = int(np.prod([n for _, n in pattern]))
+        out = blank((8, 8), place="hbm").ap(pattern, offset=8)
+        nisa.dma_copy(out, tile(np.ones((1, count), F32)))
+
+    refuses("operand dst .* holds an element more than once", body)
+
+
+@pytest.mark.parametrize("pattern", [
+    [[8, 4], [1, 8]], [[3, 2], [2, 3]], [[1, 8], [8, 4]], [[-8, 2], [1, 8]], [[0, 1], [1, 8]],
+])  # fmt: skip
+def test_a_destination_in_hbm_may_have_any_pattern_without_overlap(pattern):
+    """[[3, 2], [2, 3]] interleaves 0 2 4 with 3 5 7."""
+    shape = [n for _, n in pattern]
+    values = np.arange(np.prod(shape)).reshape(shape).astype(F32)
+
+    def body():
+        out = blank((8, 8), place="hbm").ap(pattern, offset=8)
+        nisa.dma_copy(out, tile(values.reshape(1, -1)))
+        assert (out.np == values).all()
+
+    on_core(body)
+
+
+def test_a_destination_on_chip_holds_each_element_once():
+    def write(inner):
+        view = blank((4, 12)).ap([[12, 4], *inner])
+        nisa.memset(view, 1.0)
+
+    on_core(lambda: write([[2, 6], [1, 2]]))
+    refuses("holds an element more than once", lambda: write([[1, 6], [1, 6]]))
+    refuses("holds an element more than once", lambda: write([[0, 2], [1, 6]]))
+
+
+def test_a_scatter_overlaps_neither_inside_a_row():
+    def scatter(inner):
+        rows = table().ap([[6, 2], *inner], vector_offset=index(1, 4))
+        nisa.dma_copy(rows, tile(np.ones((2, 6), F32)))
+
+    on_core(lambda: scatter([[1, 6]]))
+    refuses("holds an element more than once", lambda: scatter([[1, 3], [1, 2]]))
 
 
 # ------------------------------------------------------------------ layouts

@@ -4,6 +4,8 @@ Expected values are stated here again in numpy, from the documentation. They mus
 bit: both sides compute in float32 in the documented order and round once.
 """
 
+import re
+
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
@@ -25,7 +27,7 @@ from sim_helpers import (
     tile,
 )
 
-from nki_sim import KernelError
+from nki_sim import KernelError, trace
 from nki_sim.dtypes import BY_NAME
 from nki_sim.table import TABLE
 
@@ -95,7 +97,46 @@ def test_tensor_tensor_pairs_elements_in_row_major_order(draw, rng, views):
     same(dst.np, (x - y.reshape(5, 6)).reshape(5, 3, 2))
 
 
-@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
+@case
+def test_power(draw, rng, views):
+    """Of floats in float32; of 32-bit integers exactly, modulo 2^32."""
+    shape, to = draw(shapes), draw(floats)
+    x, y = np.abs(random_values(rng, shape, "float32")), random_values(rng, shape, "float32")
+    dst = views.empty(shape, to)
+    nisa.tensor_tensor(dst, views.holding(x, "float32"), views.holding(y, "float32"), nl.power)
+    same(dst.np, rounded(np.power(x, y), to))
+    kind = draw(st.sampled_from(["int32", "uint32"]))
+    base, exponent = rng.integers(0, 50, shape), rng.integers(0, 9, shape)
+    dst = views.empty(shape, kind)
+    a, b = (views.holding(t.astype(kind), kind) for t in (base, exponent))
+    nisa.tensor_tensor(dst, a, b, nl.power)
+    same(dst.np, (base**exponent).astype(np.int64).astype(kind))
+
+
+def test_power_of_integers_refuses_negative_exponents():
+    def body(exponent):
+        x, y = tile(np.full((2, 2), 2, np.int32)), tile(np.array([[1, 2], [3, exponent]], np.int32))
+        nisa.tensor_tensor(blank((2, 2), "int32"), x, y, nl.power)
+
+    on_core(lambda: body(0))
+    with pytest.raises(KernelError, match="tensor_tensor: power with the exponent -1 in 'y'"):
+        on_core(lambda: body(-1))
+
+
+@case
+def test_32_bit_integers_on_gpsimd(draw, rng, views):
+    """Around 2^24 and 2^31, where float32 cannot tell neighbours apart."""
+    shape, kind, name = draw(shapes), draw(st.sampled_from(["int32", "uint32"])), draw(binary_ops)
+    middle = draw(st.sampled_from([0, 2**24, 2**31 - 3]))
+    x, y = ((middle + rng.integers(-2, 3, shape)).astype(kind) for _ in range(2))
+    dst = views.empty(shape, kind)
+    a, b = views.holding(x, kind), views.holding(y, kind)
+    nisa.tensor_tensor(dst, a, b, getattr(nl, name))
+    expected = BINARY[name](x.astype(np.int64), y.astype(np.int64))
+    same(dst.np, expected.astype(np.int64).astype(kind))
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "equal", "less", "greater"])
 @pytest.mark.parametrize("dtype", ["int32", "uint32"])
 def test_32_bit_integers_are_exact_on_gpsimd_and_float32_on_vector(name, dtype):
     x, y = np.array([[2**24 + 1, 7]], dtype), np.array([[3, 5]], dtype)
@@ -110,20 +151,45 @@ def test_32_bit_integers_are_exact_on_gpsimd_and_float32_on_vector(name, dtype):
     on_core(body)
 
 
-@pytest.mark.parametrize("name", ["bitwise_and", "bitwise_or", "bitwise_xor"])
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32"])
-def test_bit_operators(name, dtype):
-    rng = np.random.default_rng(0)
-    x, y = (random_values(rng, (7, 9), dtype) for _ in range(2))
+def _logical_shift(f):
+    def shift(x, y):
+        unsigned = np.dtype(f"u{x.dtype.itemsize}")
+        return f(x.astype(unsigned), y.astype(unsigned)).astype(x.dtype)
 
-    def body():
-        dst, half = blank((7, 9), dtype), blank((7, 9), dtype)
-        nisa.tensor_tensor(dst, tile(x), tile(y), getattr(nl, name))
-        nisa.tensor_scalar(half, tile(x), getattr(nl, name), 5)
-        same(dst.np, getattr(np, name)(x, y))
-        same(half.np, getattr(np, name)(x, x.dtype.type(5)))
+    return shift
 
-    on_core(body)
+
+BITS = {
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor,
+    "left_shift": _logical_shift(np.left_shift),
+    "right_shift": _logical_shift(np.right_shift),
+}
+bit_ops = st.sampled_from(sorted(BITS))
+bit_dtypes = st.sampled_from(["int8", "int16", "int32", "uint8", "uint16", "uint32"])
+
+
+@case
+def test_bit_operators(draw, rng, views):
+    shape, dtype, one, two = draw(shapes), draw(bit_dtypes), draw(bit_ops), draw(bit_ops)
+    kind = np.dtype(dtype)
+    limits = np.iinfo(kind)
+    x = rng.integers(limits.min, limits.max, shape, kind, endpoint=True)
+    y = rng.integers(0, 8, shape, kind)
+    data = views.holding(x, dtype)
+    dst = views.empty(shape, dtype, draw(st.sampled_from(["sbuf", "psum"])))
+    nisa.tensor_tensor(dst, data, views.holding(y, dtype), getattr(nl, one))
+    same(dst.np, BITS[one](x, y))
+    a, b, r0, r1 = draw(st.integers(0, 7)), draw(st.integers(0, 7)), draw(st.booleans()), False
+    first = BITS[one](kind.type(a), x) if r0 else BITS[one](x, kind.type(a))
+    nisa.tensor_scalar(dst, data, getattr(nl, one), a, r0)
+    same(dst.np, first)
+    r1 = draw(st.booleans())
+    nisa.tensor_scalar(dst, data, getattr(nl, one), a, r0, getattr(nl, two), b, r1)
+    same(dst.np, BITS[two](kind.type(b), first) if r1 else BITS[two](first, kind.type(b)))
+    nisa.tensor_scalar(dst, data, nl.invert, 0, op1=getattr(nl, two), operand1=b)
+    same(dst.np, BITS[two](~x, kind.type(b)))
 
 
 def test_right_shift_is_logical():
@@ -224,9 +290,13 @@ def test_casts_round_to_nearest_even_and_integers_saturate(value, dtype, expecte
 @case
 def test_memset(draw, rng, views):
     shape, kind = draw(shapes), draw(dtypes)
-    dst = views.empty(shape, kind)
+    dst = views.empty(shape, kind, draw(st.sampled_from(["sbuf", "psum"])))
     nisa.memset(dst, 7)
     same(dst.np, np.full(shape, 7))
+    kind, value = draw(floats), float(rng.standard_normal())
+    dst = views.empty(shape, kind)
+    nisa.memset(dst, value)
+    same(dst.np, np.full(shape, rounded(F32(value), kind)))
 
 
 @covers("reciprocal")
@@ -334,6 +404,20 @@ def test_activation_scale_bias_and_row_sums(draw, rng, views):
     nisa.activation(dst, nl.relu, data, b, 0.5, nl.add, reduce_cmd=cmd.reset_reduce)
     nisa.activation(dst, nl.relu, data, b, 0.5, nl.add, res, reduce_cmd=cmd.reduce)
     same(res.np, sums + sums)
+    nisa.activation(dst, nl.copy, data, reduce_res=res)  # idle: the registers stay
+    same(res.np, sums + sums)
+    nisa.activation(dst, nl.copy, data, reduce_res=res, reduce_cmd=cmd.reset)
+    same(res.np, np.zeros_like(sums))
+    # activation_reduce leaves its sums in the registers; scale may be a vector, bias a number.
+    scale = random_values(rng, (shape[0], 1), "float32")
+    w = scale.reshape(v.shape)
+    expected = np.maximum(f32(x) * w + F32(0.25), 0)
+    scales = views.holding(scale, "float32")
+    nisa.activation_reduce(dst, nl.relu, data, nl.add, res, bias=0.25, scale=scales)
+    same(dst.np, rounded(expected, to))
+    sums = expected.reshape(len(x), -1).sum(axis=1, dtype=F32)
+    nisa.activation(dst, nl.copy, data, reduce_res=res)
+    same(res.np, sums)
 
 
 @covers("tensor_copy_predicated")
@@ -344,8 +428,12 @@ def test_tensor_copy_predicated(draw, rng, views):
     mask = rng.integers(0, 2, shape).astype(np.uint8)
     dst = views.holding(old, kind)
     src = views.holding(new, kind)
-    nisa.tensor_copy_predicated(dst, src, views.holding(mask, "uint8"), reverse)
+    where = views.holding(mask * 3, "uint8")  # every value but 0 is true
+    nisa.tensor_copy_predicated(dst, src, where, reverse)
     same(dst.np, np.where((mask != 0) != reverse, new, old))
+    number = 7 if kind in ("int32", "int16", "uint8") else 1.3
+    nisa.tensor_copy_predicated(dst, number, where, not reverse)
+    same(dst.np, np.where((mask == 0) != reverse, rounded(F32(number), kind), new))
 
 
 # ------------------------------------------------------------------ reductions
@@ -365,17 +453,27 @@ def test_tensor_reduce(draw, rng, views):
     same(dst.np, rounded(-expected if negate else expected, to))
 
 
-def test_tensor_reduce_subtract_and_bits():
-    x = np.array([[8, 3, 1]], np.int32)
-
-    def body():
-        dst = blank((1, 1), "int32")
-        nisa.tensor_reduce(dst, nl.subtract, tile(x), 1)
-        assert dst.np[0, 0] == 4
-        nisa.tensor_reduce(dst, nl.bitwise_or, tile(x), 1)
-        assert dst.np[0, 0] == 11
-
-    on_core(body)
+@case
+def test_tensor_reduce_subtract_logical_and_bits(draw, rng, views):
+    """subtract takes all later elements, in row-major order, from the first."""
+    shape = draw(shapes)
+    first = draw(st.integers(1, len(shape) - 1))
+    axes = tuple(range(first, len(shape)))
+    out = shape[:first] if first > 1 else (shape[0], 1)
+    kind = draw(bit_dtypes)
+    x = rng.integers(0, 100, shape).astype(kind)
+    flat = x.reshape(*shape[:first], -1)
+    dst, data = views.empty(out, "float32"), views.holding(x, kind)
+    nisa.tensor_reduce(dst, nl.subtract, data, axes)
+    same(dst.np, f32(flat[..., 0]) - f32(flat[..., 1:]).sum(axis=-1))
+    name = draw(st.sampled_from(["bitwise_and", "bitwise_or", "bitwise_xor"]))
+    bits = views.empty(out, kind)
+    nisa.tensor_reduce(bits, getattr(nl, name), data, axes)
+    same(bits.np, BITS[name].reduce(flat, axis=-1))
+    truth = rng.integers(0, 2, shape).astype(kind)
+    name = draw(st.sampled_from(["logical_and", "logical_or", "logical_xor"]))
+    nisa.tensor_reduce(dst, getattr(nl, name), views.holding(truth, kind), axes)
+    same(dst.np, BINARY[name].reduce(truth, axis=axes))
 
 
 @covers("tensor_partition_reduce")
@@ -388,6 +486,11 @@ def test_tensor_partition_reduce(draw, rng, views):
     nisa.tensor_partition_reduce(dst, getattr(nl, name), views.holding(x, kind))
     fold = {"add": np.sum, "average": np.mean, "maximum": np.max}[name]
     same(dst.np, rounded(fold(f32(x).reshape(len(x), -1), axis=0), to))
+    name, kind = draw(st.sampled_from(["bitwise_and", "bitwise_or"])), draw(bit_dtypes)
+    x = rng.integers(0, 100, shape).astype(kind)
+    dst = views.empty(dst.shape, kind)
+    nisa.tensor_partition_reduce(dst, getattr(nl, name), views.holding(x, kind))
+    same(dst.np, BITS[name].reduce(x.reshape(len(x), -1), axis=0))
 
 
 @covers("tensor_scalar_reduce")
@@ -406,6 +509,22 @@ def test_tensor_scalar_reduce(draw, rng, views):
     nisa.tensor_scalar_reduce(dst, data, nl.multiply, 2.0, getattr(nl, name), res, reduce_init=3.0,
                               reduce_cmd=nisa.reduce_cmd.load_reduce)  # fmt: skip
     same(res.np, REDUCE[name](F32(3), folded))
+    # reduce goes on from there, with another operand; the result may be negated on its way out.
+    vec = random_values(rng, (shape[0], 1), "float32")
+    v = vec.reshape(-1, *[1] * (len(shape) - 1))
+    nisa.tensor_scalar_reduce(dst, data, nl.subtract, views.holding(vec, "float32"),
+                              getattr(nl, name), res, reduce_res_negate=True,
+                              reduce_cmd=nisa.reduce_cmd.reduce)  # fmt: skip
+    same(dst.np, x - v)
+    again = REDUCE[name].reduce((x - v).reshape(len(x), -1), axis=1)
+    same(res.np, -REDUCE[name](REDUCE[name](F32(3), folded), again))
+    # reset leaves the neutral value and folds nothing in.
+    nisa.tensor_scalar_reduce(dst, data, nl.add, 0.0, getattr(nl, name), res,
+                              reduce_cmd=nisa.reduce_cmd.reset)  # fmt: skip
+    same(res.np, np.full(len(x), STARTS[name]))
+
+
+STARTS = {"add": 0, "subtract": 0, "multiply": 1, "maximum": -np.inf, "minimum": np.inf}
 
 
 @covers("tensor_scalar_cumulative")
@@ -419,6 +538,24 @@ def test_tensor_scalar_cumulative(draw, rng, views):
     nisa.tensor_scalar_cumulative(dst, data, nl.add, nl.maximum, 0.0, 0.5,
                                   reduce_cmd=nisa.reduce_cmd.load_reduce)  # fmt: skip
     same(dst.np, np.maximum(np.maximum.accumulate(x, axis=1), F32(0.5)))
+    # Any of the five running operators; vectors; and going on where the last one stopped.
+    one, two = (
+        draw(st.sampled_from(["add", "subtract", "less"])),
+        draw(st.sampled_from(sorted(STARTS))),
+    )
+    vec, start = (random_values(rng, (p, 1), "float32") for _ in range(2))
+    a, b = views.holding(vec, "float32"), views.holding(start, "float32")
+    cmd = nisa.reduce_cmd
+    value, state = f32(BINARY[one](x, vec)), start[:, 0]
+    for command, imm1 in [(cmd.load_reduce, b), (cmd.reduce, None), (cmd.reset_reduce, None)]:
+        if command is cmd.reset_reduce:
+            state = np.full(p, STARTS[two], F32)
+        expected = np.empty_like(x)
+        for i in range(n):
+            state = expected[:, i] = BINARY[two](value[:, i], state)
+        nisa.tensor_scalar_cumulative(dst, data, getattr(nl, one), getattr(nl, two), a, imm1,
+                                      reduce_cmd=command)  # fmt: skip
+        same(dst.np, expected)
 
 
 @covers("tensor_tensor_scan")
@@ -435,8 +572,15 @@ def test_tensor_tensor_scan(draw, rng, views):
         state = x[:, i] * state + y[:, i]
         expected[:, i] = state
     same(dst.np, expected)
-    nisa.tensor_tensor_scan(dst, a, b, 0.0, nl.add, nl.maximum)
-    assert dst.np[0, 0] == max(x[0, 0], y[0, 0])
+    one, two = draw(binary_ops), draw(binary_ops)
+    r0, r1 = draw(st.booleans()), draw(st.booleans())
+    nisa.tensor_tensor_scan(dst, a, b, 0.5, getattr(nl, one), getattr(nl, two), r0, r1)
+    state = np.full(p, 0.5, F32)
+    for i in range(n):
+        state = f32(BINARY[one](state, x[:, i]) if r0 else BINARY[one](x[:, i], state))
+        state = f32(BINARY[two](y[:, i], state) if r1 else BINARY[two](state, y[:, i]))
+        expected[:, i] = state
+    same(dst.np, expected)
 
 
 @covers("bn_stats", "bn_aggr")
@@ -446,9 +590,12 @@ def test_bn_stats_and_aggr_give_mean_and_variance(draw, rng, views):
     x = random_values(rng, (p, n), "float32")
     stats, result = views.empty((p, 6), "float32"), blank((p, 2))
     nisa.bn_stats(stats, views.holding(x, "float32"))
-    odd = x[:, 1::2]
-    same(stats.np[:, 3], np.full(p, odd.shape[1]))
-    same(stats.np[:, 4], odd.mean(axis=1))
+    for first, half in ((0, x[:, 0::2]), (3, x[:, 1::2])):
+        same(stats.np[:, first], np.full(p, half.shape[1]))
+        same(stats.np[:, first + 1], half.mean(axis=1))
+        # The sum of at most 30 squares of magnitude ≤ 25, in two orders of float32 operations.
+        spread = half.astype(np.float64).var(axis=1) * half.shape[1]
+        assert np.abs(stats.np[:, first + 2] - spread).max() < 4 * 30 * 2.0**-24 * 25 * 30
     nisa.bn_aggr(result, stats)
     # Two orders of summing n ≤ 60 float32 terms of magnitude ≤ 5 (variance: ≤ 25): each is
     # within n · 2^-24 of the sum of magnitudes.
@@ -472,6 +619,17 @@ def test_select_reduce(draw, rng, views):
     expected = np.where((mask != 0) != reverse, f32(x), v)
     same(dst.np, rounded(expected, kind))
     same(res.np, expected.reshape(len(x), -1).max(axis=1))
+    # With a number, and going on from the first maximum.
+    larger = np.where((mask != 0) == reverse, f32(x), F32(0.25))
+    nisa.select_reduce(
+        dst, views.holding(mask.astype(np.int16) * -1, "int16"), views.holding(x, kind), 0.25, res,
+        nisa.reduce_cmd.reduce, reverse_pred=not reverse,
+    )  # fmt: skip
+    same(dst.np, rounded(larger, kind))
+    same(res.np, np.maximum(expected, larger).reshape(len(x), -1).max(axis=1))
+
+
+COMPARISONS = st.sampled_from(["equal", "less", "less_equal", "greater", "greater_equal"])
 
 
 @covers("range_select")
@@ -489,6 +647,15 @@ def test_range_select(draw, rng, views):
     expected = np.where((index >= low) & (index < high), x, np.finfo(F32).min)
     same(dst.np, expected)
     same(res.np, expected.max(axis=1))
+    one, two = draw(COMPARISONS), draw(COMPARISONS)
+    nisa.range_select(
+        dst, views.holding(x, "float32"), getattr(nl, one), getattr(nl, two),
+        views.holding(low, "float32"), views.holding(high, "float32"), nisa.reduce_cmd.reduce, res,
+    )  # fmt: skip
+    keep = BINARY[one](np.arange(n), low) & BINARY[two](np.arange(n), high)
+    again = np.where(keep, x, np.finfo(F32).min)
+    same(dst.np, again)
+    same(res.np, np.maximum(expected, again).max(axis=1))
 
 
 @covers("affine_select")
@@ -502,6 +669,14 @@ def test_affine_select_as_causal_mask(draw, rng, views):
     )
     i, j = np.indices((p, n))
     same(dst.np, np.where(offset + i - j >= 0, x, F32(-1e30)))
+    name, mult, n = draw(COMPARISONS), draw(st.integers(-3, 3)), 6
+    x = random_values(rng, (p, n), "float32")
+    dst = views.empty((p, 3, 2), "float32")
+    nisa.affine_select(dst, [[2, 3], [-3, 2]], mult, views.holding(x, "float32"), 0.5,
+                       getattr(nl, name), offset)  # fmt: skip
+    i, j, k = np.indices((p, 3, 2))
+    keep = BINARY[name](offset + mult * i + 2 * j - 3 * k, 0)
+    same(dst.np, np.where(keep, x.reshape(p, 3, 2), F32(0.5)))
 
 
 @covers("max8", "nc_find_index8", "nc_match_replace8")
@@ -554,6 +729,8 @@ def test_nonzero_with_count():
         assert dst.np[0].tolist() == [17, 18, 21, -1, -1, -1, -1, -1, 3]
         assert dst.np[16].tolist() == [23, -1, -1, -1, -1, -1, -1, -1, 1]
         assert (dst.np[1:16] == 99).all()
+        nisa.nonzero_with_count(dst, tile(x), padding_val=-5)
+        assert dst.np[16].tolist() == [7, -5, -5, -5, -5, -5, -5, -5, 1]
 
     on_core(body)
 
@@ -593,6 +770,10 @@ def test_nc_n_gather(draw, rng, views):
     dst = views.empty((p, k), "bfloat16")
     nisa.nc_n_gather(dst, views.holding(x, "bfloat16"), views.holding(index, "uint32"))
     same(dst.np, np.take_along_axis(x, index.astype(int), 1))
+    index[-1, -1] = n
+    wrong = views.holding(index, "uint32")
+    with pytest.raises(KernelError, match=f"index {n} into"):
+        nisa.nc_n_gather(dst, views.holding(x, "bfloat16"), wrong)
 
 
 @covers("local_gather")
@@ -609,6 +790,16 @@ def test_local_gather(draw, rng, views):
         group = index[q // 16 * 16 : q // 16 * 16 + 16]
         listed = [group[i % 16, i // 16] for i in range(valid)]
         same(dst.np[q], np.concatenate([x[q, i : i + each] for i in listed]))
+    # All indices, if no count is given; the last element is the last that an index reaches.
+    index[-1, -1] = n - each
+    indices = views.holding(index.astype(np.uint16), "uint16")
+    dst = views.empty((p, 16 * columns * each), "bfloat16")
+    nisa.local_gather(dst, views.holding(x, "bfloat16"), indices, each)
+    same(dst.np[-1, -each:], x[-1, -each:])
+    index[-1, -1] += 1
+    wrong = views.holding(index.astype(np.uint16), "uint16")
+    with pytest.raises(KernelError, match=f"index {n} into"):
+        nisa.local_gather(dst, views.holding(x, "bfloat16"), wrong, each)
 
 
 # ------------------------------------------------------------------ Tensor engine
@@ -677,6 +868,42 @@ def test_nc_transpose(draw, rng, views):
     dst = views.empty((n, p), kind, "psum")
     nisa.nc_transpose(dst, views.holding(x, kind), engine=nisa.engine.tensor)
     same(dst.np, x.T)
+
+
+@case
+def test_nc_transpose_on_vector(draw, rng, views):
+    p, n, kind = draw(st.integers(1, 32)), 2 * draw(st.integers(1, 16)), draw(dtypes)
+    x = random_values(rng, (p, 2, n // 2), kind)
+    place, to = (draw(st.sampled_from(["sbuf", "psum"])) for _ in range(2))
+    dst = views.empty((n, p), kind, to)
+    chosen = draw(st.sampled_from([nisa.engine.vector, nisa.engine.unknown]))
+    nisa.nc_transpose(dst, views.holding(x, kind, place), engine=chosen)
+    same(dst.np, x.reshape(p, n).T)
+
+
+def test_matmul_costs():
+    """Multiply-adds, cycles and the used part of the array, from shapes (§5.5 of the reference)."""
+    fp8 = lambda *shape: blank(shape, "float8_e4m3")  # noqa: E731
+    psum = lambda *shape: blank(shape, place="psum")  # noqa: E731
+
+    def body():
+        for k, m, n, dtype in [(64, 32, 256, "bfloat16"), (128, 128, 16, "float32")]:
+            nisa.nc_matmul(psum(m, n), blank((k, m), dtype), blank((k, n), dtype))
+        nisa.nc_matmul(psum(64, 128), fp8(128, 2, 64), fp8(128, 2, 128),
+                       perf_mode=nisa.matmul_perf_mode.double_row)  # fmt: skip
+        nisa.nc_transpose(blank((128, 100), "bfloat16", "psum"), blank((100, 128), "bfloat16"))
+        nisa.nc_transpose(psum(64, 40), blank((40, 64)))
+
+    with trace(shapes_only=True) as recorded:
+        on_core(body)
+    got = [(r.macs, r.columns, r.cycles, r.array_used) for r in recorded.records]
+    assert got == [
+        (64 * 32 * 256, 256, 256, 1 / 8),
+        (128 * 128 * 16, 64, 4 * 64, 1 / 4),
+        (2 * 128 * 64 * 128, 128, 128, 1 / 2),
+        (0, 100, 100, 0.0),
+        (0, 64, 4 * 64, 0.0),
+    ]
 
 
 # ------------------------------------------------------------------ DMA
@@ -759,3 +986,45 @@ def test_an_idle_instruction_may_clobber_the_vector_accumulators():
     on_core(lambda: body(False))
     with pytest.raises(KernelError, match="begin with reduce_cmd"):
         on_core(lambda: body(True))
+
+
+def test_accumulators_belong_to_one_number_of_partitions():
+    cmd = nisa.reduce_cmd
+
+    def scalar(p, q):
+        nisa.activation(blank((p, 4)), nl.exp, tile(np.ones((p, 4), F32)),
+                        reduce_cmd=cmd.reset_reduce)  # fmt: skip
+        nisa.activation(blank((q, 4)), nl.exp, tile(np.ones((q, 4), F32)), reduce_cmd=cmd.reduce)
+
+    def vector(p, q):
+        for count, command in ((p, cmd.reset_reduce), (q, cmd.reduce)):
+            x, res = tile(np.ones((count, 4), F32)), blank((count, 1))
+            nisa.tensor_scalar_reduce(blank((count, 4)), x, nl.add, 1.0, nl.add, res,
+                                      reduce_cmd=command)  # fmt: skip
+
+    def running(p, q):
+        for count, command in ((p, cmd.reset_reduce), (q, cmd.reduce)):
+            nisa.tensor_scalar_cumulative(blank((count, 4)), tile(np.ones((count, 4), F32)), nl.add,
+                                          nl.add, 1.0, reduce_cmd=command)  # fmt: skip
+
+    for use, name in ((scalar, "Scalar"), (vector, "Vector"), (running, "Vector")):
+        on_core(lambda use=use: use(8, 8))
+        with pytest.raises(KernelError, match=f"the {name} accumulators hold 8 partitions"):
+            on_core(lambda use=use: use(8, 4))
+
+
+@pytest.mark.parametrize("use", [
+    lambda: nisa.iota(blank((2, 4), "int32"), [1, 4]),
+    lambda: nisa.nc_stream_shuffle(blank((32, 4)), tile(np.ones((32, 4), F32)), None),
+    lambda: nisa.tensor_scalar(blank((2, 4)), tile(np.ones((2, 4), F32)), nl.add, 10**400),
+    lambda: nisa.dma_compute(blank((2, 4)), [tile(np.ones((2, 4), F32))], nl.add, scales=1.0),
+    lambda: nisa.affine_select(blank((2, 4)), [[1, 4]], None, tile(np.ones((2, 4), F32)), 0.0),
+])  # fmt: skip
+def test_no_raw_error_of_numpy_reaches_the_kernel(use):
+    """What no rule foresaw still names the instruction, its operands and the kernel's line."""
+    with pytest.raises(KernelError) as error:
+        on_core(use)
+    text = str(error.value)
+    assert re.match(r"\w+: \w+", text)
+    assert "check the arguments: dst '" in text
+    assert "test_sim_instructions.py:" in text
