@@ -54,7 +54,7 @@ def build(
 
 
 def check(config) -> None:
-    """SettingError for what the kernels cannot compute; `launch` calls it again with all options."""
+    """SettingError for what the kernels cannot compute; `launch` calls it again with options."""
     from qwen3_trainium import nki_experts, nki_rope
 
     replaced = [name if isinstance(name, str) else name[0] for name in config.override.imports]

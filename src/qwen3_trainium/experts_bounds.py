@@ -107,8 +107,8 @@ def compare(ours: dict, theirs: dict, allowed: dict) -> dict[str, dict[str, floa
     return found
 
 
-def logit_bound(largest: float, widest: int, layers: int, dtype=torch.float32) -> float:
-    """How far logits of two right programs may differ, the largest logit given.
+def logit_bound(size: float, widest: int, layers: int, dtype=torch.float32) -> float:
+    """How far logits of two right programs may differ, the size of the largest given.
 
     Each of the 2·layers residual additions brings the error of a matrix product: in float32 a sum
     of at most `widest` products, about √widest·2⁻²⁴ of its size; where experts compute in bfloat16
@@ -116,4 +116,18 @@ def logit_bound(largest: float, widest: int, layers: int, dtype=torch.float32) -
     bound that random rounding does not exceed.
     """
     one = BFLOAT16 if dtype == torch.bfloat16 else widest**0.5 * UNIT
-    return 4 * one * (2 * layers) ** 0.5 * largest
+    return 4 * one * (2 * layers) ** 0.5 * size
+
+
+def loss_bound(rms: float, loss: float, widest: int, layers: int, dtype=torch.float32) -> float:
+    """How far the mean losses of two right programs with the same weights and tokens may differ.
+
+    rms    of the logits; `loss` in nats a token, `widest` and `layers` as in `logit_bound`
+    dtype  the narrower one in which a program computes its matrix products
+
+    Softmax takes the mean of all other logits' errors, so that a token's loss is off by the error
+    of its own logit: `logit_bound` for a usual logit and not the largest. The mean over tokens is
+    not taken to be better. A float32 loss is rounded four times on its way to the reader, by at
+    most 2⁻²⁴ of it: of a token, in the sum, in the mean over ranks, and where it is stored.
+    """
+    return logit_bound(rms, widest, layers, dtype) + 4 * UNIT * loss

@@ -185,13 +185,14 @@ def main(device: str, cases=CASES) -> str:
     return "\n".join(faults)
 
 
-def in_a_process(device: str) -> tuple[list[dict], str]:
+def in_a_process(device: str, module: str = "rope_parity") -> tuple[list[dict], str]:
     """The table and the faults of `main` in a process of its own: this one may hold no NeuronCore.
 
+    module   of this package, with a `main` that prints and returns what the one here does
     Where that process fails before it is done, its last words are the fault.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "qwen3_trainium.rope_parity", device],
+        [sys.executable, "-m", f"qwen3_trainium.{module}", device],
         capture_output=True,
         text=True,
         env=cpu.with_accelerators(os.environ),
