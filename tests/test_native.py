@@ -7,9 +7,11 @@ first one resumed. The runs on one rank stay in this process.
 import copy
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
 import tiny_release
 import torch
@@ -155,6 +157,20 @@ def test_a_step_that_was_not_saved_is_not_replaced_by_a_fresh_start(profile, run
     for folder in (saved, runs / "nothing-saved"):
         with pytest.raises(FileNotFoundError, match="load_step=3 not found"):
             onerank.train(copy.deepcopy(config), folder)
+
+
+def test_on_neuron_the_lesson_asks_for_the_compiler_by_its_name(profile):
+    """Without a backend torchtitan would compile by inductor, on any device."""
+    lesson = nbformat.read(profiles.ROOT / "notebooks" / "02_native_qwen3.ipynb", as_version=4)
+    cell = next(each.source for each in lesson.cells if "--compile.enable" in each.source)
+    options = re.search(r"arguments = \[(.*)\]", cell)[1].replace('"', "").split(", ")
+    manager = compat.symbol("torchtitan.config", "ConfigManager")()
+    with profiles.using(profile):
+        built = manager.parse_args(
+            ["--module", "configs.native", "--config", "published", *options]
+        )
+    assert built.compile.enable
+    assert built.compile.backend == "neuron"
 
 
 def test_losses_do_not_depend_on_how_often_they_are_logged(profile, runs, single):
