@@ -120,6 +120,28 @@ def test_scatters_race_by_the_rows_they_really_touch():
         two(scattered)(np.zeros((3, 4), F32), ids(2, 2))
 
 
+@pytest.mark.parametrize(("rows", "races"), [((-1, 3), False), ((-1, 0), True), ((0, 3), True)])
+def test_skipped_rows_do_not_race(rows, races):
+    """Core 0 writes row 0; core 1 scatters to `rows` of 3, and what lies outside is skipped."""
+
+    def body():
+        x = nl.ndarray((3, 4), nl.float32, buffer=nl.shared_hbm)
+        if nl.program_id() == 0:
+            nisa.dma_copy(x[0:1], tile(np.ones((1, 4), F32)))
+        else:
+            at = tile(np.array(rows, np.int32).reshape(2, 1))
+            nisa.dma_copy(
+                x.ap([[4, 2], [1, 4]], vector_offset=at),
+                tile(np.ones((2, 4), F32)),
+                oob_mode=nisa.oob_mode.skip,
+            )
+
+    if races:
+        refuses(r"race .* at element .0, 0.", body, lnc=2)
+    else:
+        on_core(body, lnc=2)
+
+
 @pytest.mark.parametrize("writer", [0, 1])
 @pytest.mark.parametrize("way", ["load", "store"])
 def test_registers_race_like_any_other_access(way, writer):
@@ -154,6 +176,54 @@ def test_sendrecv_swaps_tiles():
         assert (theirs.np == 1 - me).all()
 
     on_core(body, lnc=2)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((4, 4), "float32"), ((4, 8), "int32")])
+def test_both_cores_swap_the_same_kind_of_tile(shape, dtype):
+    def body():
+        me = nl.program_id()
+        mine = ((4, 8), "float32") if me == 0 else (shape, dtype)
+        src = tile(np.ones(mine[0]), dtype=mine[1])
+        nisa.sendrecv(src, blank(*mine), 1 - me, 1 - me, pipe_id=0)
+
+    refuses("equal shape and dtype on both cores", body, lnc=2)
+
+
+@pytest.mark.parametrize(("send", "receive"), [(0, 0), (1, 1), (1, 0)])
+def test_each_core_swaps_with_the_other_one(send, receive):
+    """Seen from core 0, where (1, 1) alone is right."""
+
+    def body():
+        me = nl.program_id()
+        nisa.sendrecv(
+            tile(np.ones((1, 1), F32)), blank((1, 1)), abs(send - me), abs(receive - me), pipe_id=0
+        )
+
+    if (send, receive) == (1, 1):
+        on_core(body, lnc=2)
+    else:
+        refuses("sends to and receives from the other", body, lnc=2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+def test_how_much_gpsimd_swaps(dtype):
+    """1024, 512 and 256 bytes a partition of 4-, 2- and 1-byte elements: 256 elements each."""
+
+    def body(count, queue):
+        me = nl.program_id()
+        nisa.sendrecv(
+            tile(np.ones((1, count)), dtype=dtype),
+            blank((1, count), dtype),
+            1 - me,
+            1 - me,
+            pipe_id=0,
+            dma_engine=queue,
+        )
+
+    gpsimd, dma = nisa.dma_engine.gpsimd_dma, nisa.dma_engine.dma
+    on_core(lambda: body(256, gpsimd), lnc=2)
+    on_core(lambda: body(257, dma), lnc=2)
+    refuses("bytes a partition, limit", lambda: body(257, gpsimd), lnc=2)
 
 
 @pytest.mark.parametrize("core", [0, 1])
