@@ -329,6 +329,22 @@ def test_memory_is_that_of_the_options(toy_profile, tmp_path, capsys):
     assert "copies of the logits" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ours", [["--name", "x", "r", "c"], ["r", "c", "--name", "x"]])
+def test_command_passes_options_on(ours, monkeypatch):
+    asked = {}
+
+    def launched(recipe, config, profile, **options):
+        asked.update(options, recipe=recipe, config=config)
+        return launch.Run(profiles.ROOT / "runs" / "r" / "x", profile)
+
+    monkeypatch.setattr(launch, "launch", launched)
+    rest = ["--compile.enable", "--training.steps", "3"]
+    assert launch.main([*ours, "--torchrun=--nnodes=2", "--", *rest]) == 0
+    assert (asked["recipe"], asked["config"], asked["name"]) == ("r", "c", "x")
+    assert asked["arguments"] == rest
+    assert asked["torchrun"] == ["--nnodes=2"]
+
+
 def test_other_versions_are_refused(toy_profile, tmp_path, monkeypatch):
     found = preflight.installed_versions()
     monkeypatch.setattr(preflight, "installed_versions", lambda: {**found, "torch": "2.13.0"})

@@ -1,8 +1,9 @@
 """Start a run with torchrun, show where it is, and say in a few lines why it failed.
 
-A run lives in one folder: `profile.yaml`, `run.json` (what was asked, how it ended), `log.txt`,
-torchtitan's own `config.json`, `tb/` and `checkpoint/`. A finished folder is never written again;
-an unfinished one is continued from its last complete checkpoint.
+A run lives in one folder: `profile.yaml`, `run.json` (what was asked, under which versions, how it
+ended), `log.txt`, torchtitan's own `config.json`, `tb/` and `checkpoint/`. A finished folder is
+never written again; an unfinished one is continued from its last complete checkpoint, and what was
+saved after that is kept in `set-aside/`.
 """
 
 import argparse
@@ -180,7 +181,11 @@ def launch(
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m qwen3_trainium launch", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m qwen3_trainium launch",
+        description=__doc__,
+        epilog="After -- come torchtitan's own options, e.g. -- --compile.enable",
+    )
     parser.add_argument("recipe", help="module under configs/, e.g. hf_finetune")
     parser.add_argument("config", help="config function in it, e.g. published")
     parser.add_argument("--profile", default=profiles.detect(), help="default: the detected one")
@@ -189,15 +194,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--torchrun", action="append", default=[], help="an option for torchrun, e.g. --nnodes=2"
     )
-    parser.add_argument("arguments", nargs="*", help="after --: torchtitan's own options")
-    args = parser.parse_args(argv)
+    # Split here, because argparse takes no such rest after an option of ours.
+    end = argv.index("--") if "--" in argv else len(argv)
+    args, arguments = parser.parse_args(argv[:end]), argv[end + 1 :]
     try:
         run = launch(
             args.recipe,
             args.config,
             profiles.load(args.profile),
             name=args.name,
-            arguments=args.arguments,
+            arguments=arguments,
             torchrun=args.torchrun,
             overwrite=args.overwrite,
         )
