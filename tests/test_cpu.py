@@ -1,6 +1,8 @@
 """A lesson's own process loads no device; its ranks do where their profile names one."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,9 @@ from qwen3_trainium import cpu, launch, profiles
 
 # A fake: what `import torch` would load of torch_neuronx. It writes down that it was loaded.
 FAKE_BACKEND = """
+import json
 import os
+import re
 def load():
     with open(os.environ["FAKE_BACKEND_LOADS"], "a") as log:
         log.write("loaded\\n")
@@ -79,3 +83,18 @@ def test_preparing_again_changes_nothing():
     before = FSDPModule.set_gradient_divide_factor
     cpu.prepare()
     assert FSDPModule.set_gradient_divide_factor is before
+
+
+@pytest.mark.parametrize(
+    "lesson", sorted((profiles.ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_lessons_begin_before_they_import_torch(lesson):
+    """Hiding a device comes too late once torch is imported, by whichever of our modules."""
+    imported = []
+    for cell in json.loads(lesson.read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            imported += re.findall(r"^(?:from|import) .*", source, re.MULTILINE)
+        if "lesson.begin(" in source and cell["cell_type"] == "code":
+            break
+    assert imported == ["from qwen3_trainium import lesson"]
