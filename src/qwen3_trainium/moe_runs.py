@@ -14,7 +14,7 @@ KERNELS = ("grouped_experts_kernel", "grouped_experts_backward_kernel")
 #
 # Both float32, kernels and their references differ in the order of sums alone: a loss of 8 has a
 # spacing of 2⁻²⁰, and ten are allowed. torchtitan's experts round to bfloat16, which sends a few
-# tokens to another expert: over 25 random starts that moved the first loss by 2e-6 (root of the
+# tokens to another expert: over 24 random starts that moved the first loss by 2e-6 (root of the
 # mean square), by 9e-6 in the lesson's own. Gate and up exchanged moved it by 5e-5, and by 8e-5
 # there: the tolerance of the first loss lies between. After it AdamW turns the sign of a tiny
 # gradient into a whole step; over ten steps 1.0e-4 was measured, with gate and up exchanged 2.6e-4.
