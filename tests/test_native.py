@@ -181,21 +181,29 @@ def test_losses_do_not_depend_on_how_often_they_are_logged(profile, runs, single
     assert metrics.loss.tolist() == single.loss.loc[metrics.index].tolist()
 
 
-def test_in_bfloat16_the_rotary_cache_stays_float32(profile, runs, monkeypatch):
-    """Sharding casts parameters; were it to cast a block's inputs as well, positions would blur."""
+def test_in_bfloat16_the_rotary_cache_stays_float32_and_one_shape_is_compiled(
+    profile, runs, monkeypatch
+):
+    """Sharding casts parameters; were it to cast a block's inputs as well, positions would blur.
+
+    Training, its last step and held-out text bring one shape: another would compile once more.
+    """
     rope = compat.symbol("torchtitan.models.common.rope", "CosSinRoPE")
-    forward, seen = rope.forward, set()
+    forward, dtypes, shapes = rope.forward, set(), set()
 
     def record(self, query, key, positions=None):
         rotated = forward(self, query, key, positions)
-        seen.add((self.cache.dtype, query.dtype, positions.dtype, rotated[0].dtype))
+        dtypes.add((self.cache.dtype, query.dtype, positions.dtype, rotated[0].dtype))
+        shapes.add((query.shape, key.shape, positions.shape))
         return rotated
 
     monkeypatch.setattr(rope, "forward", record)
     config = one_rank(dataclasses.replace(profile, steps=2))
     config.training.mixed_precision_param = "bfloat16"
-    onerank.train(config, runs / "bfloat16")  # its own check of the cache passes, too
-    assert seen == {(torch.float32, torch.bfloat16, torch.int64, torch.bfloat16)}
+    metrics = runlog.read(onerank.train(config, runs / "bfloat16"))
+    assert metrics.heldout_loss.notna().all()  # held-out text was read on both steps
+    assert dtypes == {(torch.float32, torch.bfloat16, torch.int64, torch.bfloat16)}
+    assert len(shapes) == 1
 
 
 def test_causal_attention_is_another_run_and_its_folder_says_so(profile, runs, single):
