@@ -1,5 +1,6 @@
 """Real runs on two ranks: killed, resumed, interrupted, failed; and refused before they start."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -479,15 +480,24 @@ time.sleep(600)
 """
 
 
+def end(rank: psutil.Process) -> None:
+    """Leave nothing behind where a test fails."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        rank.kill()
+
+
 def test_rank_that_does_not_obey_is_ended_too(monkeypatch):
     monkeypatch.setattr(launch, "GRACE", 0.5)
     torchrun = subprocess.Popen(
         [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     rank = psutil.Process(int(torchrun.stdout.readline()))
-    launch._end(torchrun)
-    assert torchrun.poll() is not None
-    rank.wait(5)
+    try:
+        launch._end(torchrun)
+        assert torchrun.poll() is not None
+        rank.wait(5)
+    finally:
+        end(rank)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that a parent has died")
@@ -502,9 +512,12 @@ def test_rank_ends_when_torchrun_is_killed():
         text=True,
     )
     rank = psutil.Process(int(torchrun.stdout.readline()))
-    torchrun.kill()
-    rank.wait(5)
-    torchrun.wait()
+    try:
+        torchrun.kill()
+        torchrun.wait()
+        rank.wait(5)
+    finally:
+        end(rank)
 
 
 def test_time_left_leaves_out_the_first_step():
