@@ -189,7 +189,7 @@ def test_both_cores_swap_the_same_kind_of_tile(shape, dtype):
     refuses("equal shape and dtype on both cores", body, lnc=2)
 
 
-@pytest.mark.parametrize(("send", "receive"), [(0, 0), (1, 1), (1, 0)])
+@pytest.mark.parametrize(("send", "receive"), [(0, 0), (1, 1), (1, 0), (0, 1)])
 def test_each_core_swaps_with_the_other_one(send, receive):
     """Seen from core 0, where (1, 1) alone is right."""
 

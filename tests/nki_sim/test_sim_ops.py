@@ -69,6 +69,26 @@ def test_arithmetic(name, form):
     assert on_core(lambda: form(OPS[name], NUMBERS, "float32")) == expected
 
 
+WHOLE = [(2**24 + 1, 2**24), (-7, 3), (5, 5), (0, 9), (-(2**30), 1)]  # float32 merges the first
+
+
+@pytest.mark.parametrize("name", list(ARITHMETIC))
+def test_arithmetic_of_int32_tiles_is_exact(name):
+    expected = [wrapped(int(ARITHMETIC[name](x, y))) for x, y in WHOLE]
+    assert on_core(lambda: of_tiles(OPS[name], WHOLE, "int32")) == expected
+
+
+@pytest.mark.parametrize(("name", "x", "y"), [("left_shift", 2, 5), ("right_shift", 2, 64)])
+def test_bits_with_the_sides_swapped(name, x, y):
+    def body():
+        dst = blank((1, 1), "int32")
+        data = tile(np.array([[x]], np.int32))
+        nisa.tensor_scalar(dst, data, OPS[name], y, reverse0=True)
+        return int(dst.np[0, 0])
+
+    assert on_core(body) == BITWISE[name](y, x)
+
+
 @pytest.mark.parametrize("form", [of_tiles, of_numbers])
 @pytest.mark.parametrize("name", list(BITWISE))
 def test_bits(name, form):
