@@ -354,6 +354,20 @@ def test_shapes_may_differ_elements_go_in_row_major_order():
     on_core(body)
 
 
+@given(st.sampled_from([16, 48, 128]), st.integers(1, 128), seeds)
+def test_dma_transpose_of_gathered_rows(count, width, seed):
+    def body():
+        rng = np.random.default_rng(seed)
+        ids = rng.integers(0, 200, count)
+        source = tile(rng.integers(-999, 999, (200, width)).astype(np.int16), "hbm")
+        rows = source.ap([[width, count], [1, width]], vector_offset=index(*ids, dtype=np.uint32))
+        dst = blank((width, count), "int16")
+        nisa.dma_transpose(dst, rows)
+        assert (dst.np == source.np[ids].T).all()
+
+    on_core(body)
+
+
 def test_dma_transpose_rank_before_and_since_0_4():
     def loose():
         nisa.dma_transpose(blank((6, 10, 1)), table())
