@@ -12,7 +12,7 @@
 
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: run test lab lint bench dry-run outputs
+.PHONY: run test test-lessons test-code lab lint bench dry-run outputs
 
 PYTHON ?= python3
 ifndef NEURON
@@ -37,9 +37,16 @@ INSTALLED := $(ENVIRONMENT)/.qwen3-trainium-installed
 run: $(INSTALLED)
 	$(PY) -m qwen3_trainium run --profile $(PROFILE) --overwrite
 
+# Side by side: each alone leaves cores idle while its processes start. Each prints when it ends.
 test: lint
+	@echo "The lessons and the tests run side by side; each prints when it ends."
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-lessons test-code
+
+test-lessons:
 	$(PY) -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=1800 --timeout=1800 \
 		--nbval-sanitize-with=tests/nbval_sanitize.cfg notebooks
+
+test-code:
 	$(PY) -m pytest --numprocesses=2 --dist=loadfile
 
 lab: $(INSTALLED)

@@ -46,7 +46,7 @@ def rope(outcome, found, loss=5.0):
         repaired=Repaired(),
         rotary=types.SimpleNamespace(problem=lambda model: None),
         stock=None,
-        tensors=None,
+        tensors={},
     )
 
 
