@@ -15,6 +15,7 @@ def pytest_configure(config):
         from qwen3_trainium import runner
 
         os.environ.update(runner.QUIET | runner.OFFLINE)  # for the kernels that nbval starts
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run beside them
         config.pluginmanager.register(ComparedCells())
 
 
