@@ -136,6 +136,19 @@ def test_other_torchtitan_is_refused_by_feature():
         compat.set_fields(config.training, stepz=1)
 
 
+def test_text_is_that_of_python_and_not_of_what_this_process_changed(monkeypatch):
+    """pytest and Jupyter replace functions of the standard library; the text stays the same."""
+
+    def getpass():
+        pass
+
+    getpass.__doc__, getpass.__module__ = "Replaced. " * 40, "getpass"
+    monkeypatch.setattr("getpass.getpass", getpass)
+    texts = data.documents()
+    assert any(text.startswith("Utilities to get a password") for text in texts)
+    assert not any("Replaced." in text for text in texts)
+
+
 def test_text_is_split_by_document_and_repeatable(tmp_path):
     folder = data.make(tmp_path / "text")
     train, heldout = data.read(folder / "train"), data.read(folder / "heldout")

@@ -17,13 +17,14 @@ KERNELS = ("grouped_experts_kernel", "grouped_experts_backward_kernel")
 # tokens to another expert: over 24 random starts that moved the first loss by 2e-6 (root of the
 # mean square), by 9e-6 in the lesson's own. Gate and up exchanged moved it by 5e-5, and by 8e-5
 # there: the tolerance of the first loss lies between. After it AdamW turns the sign of a tiny
-# gradient into a whole step; over ten steps 1.0e-4 was measured, with gate and up exchanged 2.6e-4.
+# gradient into a whole step: ten steps on two texts gave 1.0e-4 and 2.6e-4, as much as gate and up
+# exchanged (2.6e-4), and 3.6e-3 with the experts left out. Six times 1e-4 tells the last alone.
 # Not tried on neuron, where all is bfloat16: a token's loss is off by about 0.01 at random, a mean
 # over 131,072 of them by 3e-5, and thirty of these are allowed at first. Experts left out move it
 # by 4e-3.
 REFERENCE, STOCK, OTHER = "reference", "torchtitan", "other"
 BOUNDS = {
-    "cpu": {REFERENCE: (1e-5, 1e-5), STOCK: (3e-5, 1.5e-4), OTHER: (3e-5, 1.5e-4)},
+    "cpu": {REFERENCE: (1e-5, 1e-5), STOCK: (3e-5, 6e-4), OTHER: (3e-5, 6e-4)},
     "neuron": {REFERENCE: (1e-3, 0.05), STOCK: (1e-3, 0.05), OTHER: (1e-3, 0.05)},
 }
 
