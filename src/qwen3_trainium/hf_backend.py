@@ -24,7 +24,7 @@ import re
 import torch
 from transformers import PreTrainedModel
 
-from qwen3_trainium import rotary
+from qwen3_trainium import logs, rotary
 from qwen3_trainium.attention import document_mask
 from qwen3_trainium.weights import HEAD
 
@@ -72,8 +72,8 @@ def attention_of(model) -> str:
 
 def attention_by_rank(log: str) -> dict[int, str]:
     """What each rank of a log's last launch said of its attention, in `attention_of`'s words."""
-    last_launch = log.rpartition("=== launch: ")[2]
-    lines = re.findall(rf"\[rank(\d+)\]:.*{re.escape(LOG_LINE)}(.*)", last_launch)
+    said = rf"\[rank(\d+)\]:.*{re.escape(LOG_LINE)}(.*)"
+    lines = re.findall(said, logs.last_launch(log))
     return {int(rank): words for rank, words in lines}
 
 
